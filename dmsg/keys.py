@@ -34,11 +34,11 @@ SECKEY_SIZE = 32
 SIGNATURE_SIZE = 65
 KEY_FILE_MODE = 0o600
 
-POINTS = 64
+MAX_CACHED_POINTS = 64
 """Maximum number of keys whose decompressed points are cached; the least recently used is evicted. The number is small:
 most keys are used for one handshake only, and many long-lived objects would fragment the heap.
 """
-SHARED = 1024
+MAX_CACHED_SECRETS = 1024
 """Maximum number of public keys whose shared secrets a secret key caches; the least recently used is evicted."""
 _ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
@@ -60,7 +60,7 @@ def _from_hex(text: str, size: int, name: str) -> bytes:
         raise KeyFormatError(f"{name} is not hexadecimal") from None
 
 
-@lru_cache(maxsize=POINTS)
+@lru_cache(maxsize=MAX_CACHED_POINTS)
 def _point(data: bytes) -> coincurve.PublicKey:
     """Return the decompressed point of a key, from a cache.
 
@@ -151,7 +151,7 @@ class PubKey(bytes):
         return f"PubKey({self.hex()})"
 
 
-@lru_cache(maxsize=POINTS)
+@lru_cache(maxsize=MAX_CACHED_POINTS)
 def _shared_key(data: bytes) -> PubKey:
     return PubKey(data)
 
@@ -297,7 +297,7 @@ class SecKey:
         shared = self._shared.pop(public, None)
         if shared is None:
             shared = self.ecdh(public)
-            if len(self._shared) >= SHARED:
+            if len(self._shared) >= MAX_CACHED_SECRETS:
                 del self._shared[next(iter(self._shared))]
         self._shared[public] = shared
         return shared

@@ -41,7 +41,7 @@ class VectorTests(SynchronousTestCase):
 
     def test_repeated_ecdh_returns_the_same_secret(self) -> None:
         """The result is the same each time. Only a limited number of results is cached."""
-        self.patch(keys, "SHARED", 2)
+        self.patch(keys, "MAX_CACHED_SECRETS", 2)
         own = SecKey.generate()
         others = [SecKey.generate() for _ in range(4)]
         for other in [*others, *reversed(others)]:

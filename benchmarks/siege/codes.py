@@ -24,7 +24,7 @@ from benchmarks.siege.scene import LOST, Scene, listed_server
 from benchmarks.siege.verdict import CONNECT_WITHIN, Bounds
 from benchmarks.siege.visitor import SAID_AFTER
 from dmsg.apps.codes.pake import Role
-from dmsg.apps.codes.stream import PORT, TRIES, CodeEnd
+from dmsg.apps.codes.stream import MAX_WRONG_GUESSES, PORT, CodeEnd
 from dmsg.apps.codes.words import Code
 from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.errors import DmsgError
@@ -45,7 +45,7 @@ def _find(where: tuple[str, int], number: int, source: str) -> PubKey | None:
 
 
 async def _guess(client: Client, key: PubKey, number: int) -> None:
-    for _ in range(TRIES):
+    for _ in range(MAX_WRONG_GUESSES):
         end = CodeEnd(reactor, Role.RECEIVER, Code.make(number))
         end.agreed.addErrback(lambda _: None)
         factory = Factory.forProtocol(partial(_itself, end))

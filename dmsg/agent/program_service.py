@@ -64,7 +64,7 @@ class ServingAgent(Interface):
     @property
     def is_full(self) -> bool:
         """Whether the agent has reached its limit of connections from programs.  It then accepts only the requests in
-        ``RESERVED``.
+        ``ALWAYS_ACCEPTED_REQUESTS``.
         """
 
     def hello(self) -> Answer:

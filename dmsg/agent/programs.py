@@ -31,8 +31,10 @@ from dmsg.net.addresses import parse_port
 from dmsg.net.reactor import Reactor, cancel_call
 from dmsg.net.streams.address import DmsgAddress
 
-RESERVE = 64
-"""Number of further connections, above ``MAX_PROGRAMS``, whose only allowed requests are those in ``RESERVED``."""
+RESERVED_CONNECTIONS = 64
+"""Number of further connections, above ``MAX_PROGRAMS``, whose only allowed requests are those in
+``ALWAYS_ACCEPTED_REQUESTS``.
+"""
 END_TIME = 60.0
 """Seconds that a program may take to close its connection after its stream has ended."""
 REQUEST_TIME = 10.0
@@ -45,7 +47,7 @@ MAX_COUNT = 10**6
 """Maximum number of round trips that one ``ping`` request may ask for."""
 REQUESTS = frozenset({"hello", "status", "down", "wait", "connect", "ping", "listen", "accept"})
 """Requests that a program may make.  The method ``on_NAME`` of its connection handles the request NAME."""
-RESERVED = frozenset({"hello", "status", "down"})
+ALWAYS_ACCEPTED_REQUESTS = frozenset({"hello", "status", "down"})
 """Requests that the agent accepts even when it has reached ``MAX_PROGRAMS``."""
 NAME_SIZE = 80
 """Maximum characters of a program's name."""
@@ -205,7 +207,7 @@ class ProgramConnection(Protocol):
         do = str(request.get("do"))
         if do not in REQUESTS:
             raise WireError(f"the agent does not know the request {do[:40]!r}")
-        if self._agent.is_full and do not in RESERVED:
+        if self._agent.is_full and do not in ALWAYS_ACCEPTED_REQUESTS:
             raise DmsgError(
                 "the agent has reached its limit of connections from programs: end some of them; dmsg status lists them"
             )

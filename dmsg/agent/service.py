@@ -20,7 +20,7 @@ from twisted.python.failure import Failure
 
 from dmsg.agent.bridge import Bridge, SharedWindow
 from dmsg.agent.program_service import MAX_PROGRAMS, Service
-from dmsg.agent.programs import RESERVE, ProgramConnection
+from dmsg.agent.programs import RESERVED_CONNECTIONS, ProgramConnection
 from dmsg.agent.socket_path import MAX_PATH, AgentError, find_agent, is_socket
 from dmsg.agent.wire import PROTOCOL, Answer
 from dmsg.base.eviction import Seniority
@@ -154,7 +154,7 @@ class Agent(TwistedService):
         """Maximum number of connections from programs: ``MAX_PROGRAMS``, or fewer if this process may open fewer
         files.
         """
-        return min(MAX_PROGRAMS, max(1, max_connections() - RESERVE))
+        return min(MAX_PROGRAMS, max(1, max_connections() - RESERVED_CONNECTIONS))
 
     def hello(self) -> Answer:
         return {
@@ -198,7 +198,7 @@ class _ProgramFactory(Factory):
         self._open: dict[_CountedConnection, None] = {}
 
     def buildProtocol(self, addr: IAddress | None) -> _CountedConnection | None:
-        most = self._agent.max_programs + RESERVE
+        most = self._agent.max_programs + RESERVED_CONNECTIONS
         if len(self._open) >= most:
             _log.warn(
                 "a program's connection was refused: the agent has {most} connections, its limit",

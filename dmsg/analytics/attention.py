@@ -60,15 +60,15 @@ SLOW_READERS = 0.01
 """Minimum share of a server's transports that ended because of slow receivers; below it, the server is not reported."""
 SLOW_READERS_LEAST = 10
 """Minimum number of transports that ended because of slow receivers; with fewer, the server is not reported."""
-UNCERTAIN = 0.02
+MIN_UNCERTAIN_SHARE = 0.02
 """Minimum share of uncertain bytes in all bytes that a server claims. Uncertain bytes were in flight when their
 transports ended, so they are not credited. Below it, the server is not reported.
 """
 UNCERTAIN_LEAST = 1024 * 1024
 """Minimum number of uncertain bytes on one day. Below it, the server is not reported."""
-ATTACK = 100.0
+MIN_ATTACK_SCORE = 100.0
 """Minimum score at which an actor (a client or network) is reported for abuse."""
-COMPLETE = 0.99
+MIN_COMPLETE_SHARE = 0.99
 """Share of a producer's events of a day that must have arrived. Below it, the missing events are reported."""
 OLD_SECONDS = 2 * 3600
 """Age in seconds of the newest event above which the data is reported as old. Entities finish a file of events every
@@ -76,7 +76,7 @@ five minutes.
 """
 CHANGE_TIMES = 1.5
 """Factor by which a total of the network must rise or fall from one day to the next to be reported."""
-BUSY = 0.8
+MIN_BUSY_LOAD = 0.8
 """Minimum load, as a share of a server's capacity, at which a server that refuses connections needs attention at
 once."""
 MAX_LINES = 8
@@ -278,7 +278,7 @@ def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
         words = f"refused {refused:,} connections because it was full" if refused else f"nearly full in {busy} hours"
         # A refusal alone does not prove that the server is full, because the limit of connections per address also
         # causes refusals. So the load is compared, too.
-        urgency = Urgency.NOW if refused and (worst["peak_share"] or 0) >= BUSY else Urgency.SOON
+        urgency = Urgency.NOW if refused and (worst["peak_share"] or 0) >= MIN_BUSY_LOAD else Urgency.SOON
         yield Finding(urgency, "full", server, f"{words}, until {_day(last['dt'])}; {peak}", "Capacity")
 
 
@@ -302,7 +302,7 @@ def _uncertain(settled: Sequence[Row], ends: Sequence[Row], newest: date) -> Ite
             full[row["server"], row["dt"]] += row["transports"]
     for row in _since(settled, newest, RECENT_DAYS):
         uncertain, claimed = row["uncertain_bytes"] or 0, row["claimed_bytes"] or 0
-        if uncertain >= UNCERTAIN_LEAST and uncertain >= UNCERTAIN * claimed:
+        if uncertain >= UNCERTAIN_LEAST and uncertain >= MIN_UNCERTAIN_SHARE * claimed:
             share = _percent(uncertain / claimed)
             text = f"{human(uncertain, 'B')} of {_day(row['dt'])}, {share} of its claim, are credited to nobody: "
             text += f"{row['cut']:,} transports ended with data in transit"
@@ -368,7 +368,7 @@ _DEEDS = {
 
 def _attacks(actors: Sequence[Row], newest: date) -> Iterator[Finding]:
     for row in sorted(actors, key=lambda row: -row["score"]):
-        if row["score"] >= ATTACK and row["last_day"] > newest - timedelta(RECENT_DAYS):
+        if row["score"] >= MIN_ATTACK_SCORE and row["last_day"] > newest - timedelta(RECENT_DAYS):
             numbers = {name: row[name] or 0 for name in ("targets", "refused", "posts", "requests")}
             deed = _DEEDS[row["kind"]].format(**numbers)
             where = _places_text(row)
@@ -408,7 +408,7 @@ def _unheard(days: Sequence[Row], newest: date) -> Iterator[Finding]:
 def _missing_events(days: Sequence[Row]) -> Iterator[Finding]:
     missing: dict[str, list[Row]] = defaultdict(list)
     for row in days:
-        if row["completeness"] is not None and row["completeness"] < COMPLETE:
+        if row["completeness"] is not None and row["completeness"] < MIN_COMPLETE_SHARE:
             missing[row["producer"]].append(row)
     for producer, rows in missing.items():
         events = sum(row["missing"] for row in rows)

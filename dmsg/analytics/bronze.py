@@ -14,11 +14,11 @@ from dmsg.analytics.event_rules import (
     COUNTS,
     FUTURE_TOLERANCE_MS,
     KEY,
-    LACKING,
-    LARGEST,
     LARGEST_BUCKET,
+    LARGEST_NUMBER,
+    LINES_MISSING,
     NO_END,
-    OLDEST,
+    OLDEST_TIMESTAMP,
 )
 from dmsg.analytics.schemas import CORRUPT, DAY_MS, EVENT, FAMILIES, QUARANTINE
 from dmsg.telemetry.schema import BUCKETS, EVENTS, SCHEMA_VERSION
@@ -57,9 +57,9 @@ def problem_column(now_ms: int, *, checked: bool) -> Column:
         .when(lacking, INCOMPLETE)
         .when((F.col("role") == "server") & ~F.col("producer").rlike(KEY), "a server whose name is no key")
         .when(F.col("ts") > now_ms + FUTURE_TOLERANCE_MS, "from the future")
-        .when(F.col("ts") < OLDEST, "from before 2020")
+        .when(F.col("ts") < OLDEST_TIMESTAMP, "from before 2020")
         .when(F.col("rtt").isNotNull() & (F.size("rtt") != BUCKETS), "a histogram of a wrong size")
-        .when((F.least(*COUNTS) < 0) | (F.greatest(*COUNTS) > LARGEST), "a number out of range")
+        .when((F.least(*COUNTS) < 0) | (F.greatest(*COUNTS) > LARGEST_NUMBER), "a number out of range")
         .when((F.array_min("rtt") < 0) | (F.array_max("rtt") > LARGEST_BUCKET), "a number out of range")
     )
 
@@ -137,7 +137,7 @@ def file_report(rows: DataFrame) -> DataFrame:
         uri(F.col("file")).alias("file"),
         F.col("arrived").alias("lines"),
         F.when(F.col("ends") == 0, NO_END)
-        .when(F.col("told") > F.col("arrived") - F.col("ends"), LACKING)
+        .when(F.col("told") > F.col("arrived") - F.col("ends"), LINES_MISSING)
         .alias("problem"),
         "origin",
         "batch",

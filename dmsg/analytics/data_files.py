@@ -16,7 +16,7 @@ from deltalake.transaction import AddAction
 
 from dmsg.analytics.parquet import Part
 
-FOOTERS = 64
+MAX_FOOTERS_READ = 64
 """Maximum number of new files in a transaction for which this process reads the footers. With more files, executors
 count the rows."""
 FOOTERS_AT_ONCE = 8
@@ -121,7 +121,7 @@ def written_files(
         if one.type is pafs.FileType.File and one.base_name.endswith(".parquet")
     ]
     paths = [one.path.lstrip("/") for one in found]
-    if count is not None and len(found) > FOOTERS:
+    if count is not None and len(found) > MAX_FOOTERS_READ:
         counted = count(directory)
         counts = [counted.get(unquote(path), (0, None, None)) for path in paths]
     else:

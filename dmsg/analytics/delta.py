@@ -48,11 +48,11 @@ CONFIGURATION: dict[str, str | None] = {
 }
 """Table properties. The log keeps earlier versions for 9 days, because readers may open the tables of runs of the last
 :data:`~dmsg.analytics.runs.KEPT_DAYS` days."""
-QUIET = PostCommitHookProperties(cleanup_expired_logs=False)
+NO_LOG_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 """Options of a commit that keep delta-rs from shortening the log. Only :meth:`Delta.vacuum` shortens the log. It
 removes entries that are older than the period in :data:`CONFIGURATION`.
 """
-UNUSABLE = r"[\[\]%\\^|]"
+UNUSABLE_CHARACTERS = r"[\[\]%\\^|]"
 """Regular expression for the characters with which delta-rs cannot write to a path."""
 SMALL_FILE = 32 * 1024 * 1024
 """Size in bytes below which a file is small, and may be merged with others."""
@@ -64,7 +64,7 @@ them; without a session of Spark, this process merges them all the same.
 
 def unusable_character(uri: str) -> str | None:
     """Return the first character in a path that delta-rs cannot handle, or None."""
-    found = re.search(UNUSABLE, uri)
+    found = re.search(UNUSABLE_CHARACTERS, uri)
     return found and found[0]
 
 
@@ -308,7 +308,7 @@ class Delta:
                     commit_properties=CommitProperties(
                         max_commit_retries=0, app_transactions=[Transaction(application, number)]
                     ),
-                    post_commithook_properties=QUIET,
+                    post_commithook_properties=NO_LOG_CLEANUP,
                 )
         except CommitFailedError:
             raise self._overtaken_error() from None
@@ -340,7 +340,7 @@ class Delta:
         wanted = Schema.from_arrow(arrow_schema(self.schema)).fields
         there = {one.name for one in table.schema().fields}
         if fresh := [one for one in wanted if one.name not in there]:
-            table.alter.add_columns(fresh, post_commithook_properties=QUIET)
+            table.alter.add_columns(fresh, post_commithook_properties=NO_LOG_CLEANUP)
 
     # --- maintenance ---
 
@@ -378,7 +378,7 @@ class Delta:
         for key in wanted:
             filters = [(name, "=", value) for name, value in zip(self.partitions, key, strict=True)]
             with self._transaction():
-                table.optimize.compact(filters or None, post_commithook_properties=QUIET)
+                table.optimize.compact(filters or None, post_commithook_properties=NO_LOG_CLEANUP)
         return len(wanted)
 
     def _replace_files(self, files: Iterable[File], parts: Iterable[Part]) -> None:
@@ -398,7 +398,7 @@ class Delta:
                     Schema.from_arrow(arrow_schema(self.schema)),
                     self.partitions,
                     commit_properties=CommitProperties(max_commit_retries=0),
-                    post_commithook_properties=QUIET,
+                    post_commithook_properties=NO_LOG_CLEANUP,
                 )
         except CommitFailedError:
             raise self._overtaken_error() from None
@@ -424,7 +424,7 @@ class Delta:
                 dry_run=False,
                 enforce_retention_duration=False,
                 keep_versions=versions,
-                post_commithook_properties=QUIET,
+                post_commithook_properties=NO_LOG_CLEANUP,
             )
             with self._transaction():
                 removed = vacuum(0)
@@ -451,7 +451,7 @@ class Delta:
                 table.delete(
                     f"dt < '{day}'" if text else f"dt < DATE '{day}'",
                     commit_properties=CommitProperties(max_commit_retries=0),
-                    post_commithook_properties=QUIET,
+                    post_commithook_properties=NO_LOG_CLEANUP,
                 )
         except CommitFailedError:
             raise self._overtaken_error() from None

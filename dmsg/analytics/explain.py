@@ -14,20 +14,20 @@ from statistics import median
 from dmsg.analytics.attention import SLOW_DAYS, SLOW_MIN_MS, SLOW_SAMPLES, SLOW_TIMES, bytes_between, lost_with
 from dmsg.analytics.event_rules import SILENCE_SECONDS
 from dmsg.analytics.gold.settlement import ACCUSER_SHARE, INFLATION_LIMIT, SIDED_LIMIT, WITNESS_LIMIT
-from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, DISTRUST
+from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS, MAX_UNSEEN_SHARE
 from dmsg.analytics.runs import State
 from dmsg.analytics.self_dealing import TooManyPairs, find_dealings, lines_of
 from dmsg.analytics.store import Row, Store
 
 WEEK = 7
-RECENT = 7
+NEARBY_DAYS = 7
 """Number of days before and after the explained day. The text also mentions crashes of the server on these days."""
-CONFLICTS = 5
+MAX_CONFLICTS = 5
 """Maximum number of transports whose byte counts are shown. Those with the largest difference between the claimed and
 the credited bytes are shown."""
-PAIRS = 100_000
+MAX_PAIRS = 100_000
 """Maximum number of pairs of clients for which self-dealing is examined. With more pairs, this would take seconds."""
-GAPS = 5
+MAX_GAPS = 5
 """Maximum number of processes with missing events that are shown."""
 
 Reader = Callable[..., list[Row]]
@@ -72,10 +72,10 @@ def explain(store: Store, state: State, server: str, day: date) -> list[Section]
 
 
 def other_crash_days(store: Store, state: State, server: str, day: date) -> set[date]:
-    """Return the other days on which the server crashed, up to ``RECENT`` days before or after ``day``."""
+    """Return the other days on which the server crashed, up to ``NEARBY_DAYS`` days before or after ``day``."""
     boots = store.gold("boot", state)
     ends = {boot["last_at"].date() for boot in boots if boot["producer"] == server and boot["ended"] == "crashed"}
-    return {one for one in ends if one != day and abs((one - day).days) <= RECENT}
+    return {one for one in ends if one != day and abs((one - day).days) <= NEARBY_DAYS}
 
 
 def find_server(names: Sequence[str], beginning: str) -> list[str]:
@@ -163,7 +163,7 @@ def _minutes(row: Row) -> Iterator[str]:
     )
     if row["alive_minutes"]:
         share = (row["alive_minutes"] - (agreed or 0)) / row["alive_minutes"]
-        yield f"discovery did not see {_percent(share)} of its minutes (limit {DISTRUST * 100:g} %)"
+        yield f"discovery did not see {_percent(share)} of its minutes (limit {MAX_UNSEEN_SHARE * 100:g} %)"
 
 
 def _life(boot: Row, day: date) -> str:
@@ -242,10 +242,10 @@ def _settlement_lines(row: Row, read: Reader) -> Iterator[str]:
         f"both receipts of {seen:,} of {row['transports']:,} transports (at least {WITNESS_LIMIT * 100:g} % are needed)"
     )
     conflicts = sorted(read("settlement_conflict_day"), key=lambda one: (one["credited"] or 0) - (one["claimed"] or 0))
-    for one in conflicts[:CONFLICTS]:
+    for one in conflicts[:MAX_CONFLICTS]:
         yield from _conflict(one, read)
-    if len(conflicts) > CONFLICTS:
-        yield (f"and {len(conflicts) - CONFLICTS:,} more conflicts (table settlement_conflict_day)")
+    if len(conflicts) > MAX_CONFLICTS:
+        yield (f"and {len(conflicts) - MAX_CONFLICTS:,} more conflicts (table settlement_conflict_day)")
 
 
 def _conflict(row: Row, read: Reader) -> Iterator[str]:
@@ -279,7 +279,7 @@ def _conflict(row: Row, read: Reader) -> Iterator[str]:
 
 def _self_dealing(store: Store, state: State, server: str, day: date) -> Section | None:
     try:
-        found = next((one for one in find_dealings(store, state, day, PAIRS) if one.server == server), None)
+        found = next((one for one in find_dealings(store, state, day, MAX_PAIRS) if one.server == server), None)
     except TooManyPairs as error:
         return Section("Self-dealing", "not judged", [f"{error} here; dmsg analytics self-dealing judges more"])
     if found is None:
@@ -378,7 +378,7 @@ def _data(read: Reader) -> Section | None:
     gaps = sorted(
         ((last - first + 1 - count, boot, first, last) for boot, (first, last, count) in per_boot.items()), reverse=True
     )
-    for missing, boot, first, last in gaps[:GAPS]:
+    for missing, boot, first, last in gaps[:MAX_GAPS]:
         if missing:
             found.lines.append(
                 f"process {boot[:8]}: {missing:,} of the event numbers {first:,} to {last:,} have not arrived"

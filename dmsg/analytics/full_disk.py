@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dmsg.analytics.charts import human
 
-LITTLE = 4 * 1024 * 1024
+MIN_FREE_SPACE = 4 * 1024 * 1024
 """Bytes of free space below which a disk counts as full."""
 _SIGNS = re.compile(
     r"No space left on device|Disk quota exceeded|database or disk is full|\(os error (?:28|122)\)"
@@ -56,7 +56,7 @@ def explain_full_disk(directories: Iterable[Path], temporary: Iterable[Path]) ->
     told = []
     for directory in [*written, *passing]:
         there = next((one for one in (directory, *directory.absolute().parents) if one.exists()), None)
-        if there is not None and (usage := shutil.disk_usage(there)).free < LITTLE:
+        if there is not None and (usage := shutil.disk_usage(there)).free < MIN_FREE_SPACE:
             told.append((directory, f"{directory} ({human(usage.free, 'B')} of {human(usage.total, 'B')} free now)"))
     if told:
         text = f"no room is left on the disk of {' and '.join(text for _, text in told)}"

@@ -21,7 +21,7 @@ from dmsg.analytics.session import is_connect
 GROUP_BYTES = 64 * 1024 * 1024
 """Bytes of sealed files that one task converts. A higher number results in larger Parquet files, a lower number in more
 tasks."""
-THREADS = 4
+MAX_THREADS = 4
 """Maximum number of threads that convert files in this process. Each takes up to about 0.75 GB of memory."""
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def convert_files(
         workers would take longer.
     """
     if here or is_connect(spark()):
-        tasks = min(THREADS, os.cpu_count() or 1)
+        tasks = min(MAX_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(tasks) as pool:
             found = [one for some in pool.map(partial(_convert_all, target), _groups(files, tasks)) for one in some]
     else:

@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.changes import days_around
-from dmsg.analytics.event_rules import LACKING
+from dmsg.analytics.event_rules import LINES_MISSING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import (
@@ -401,7 +401,7 @@ class Pipeline:
         if taken.batches == before.batches and not unread:
             return None
         problems = self._write_files(before, number, unread)
-        if self._add_passed_over(number, [file for file, problem in problems.items() if problem == LACKING]):
+        if self._add_passed_over(number, [file for file, problem in problems.items() if problem == LINES_MISSING]):
             taken = summarise(lake.fresh_files(before.batches), before)
             problems = self._write_files(before, number, unread)
         torn = sum(problem is not None for problem in problems.values())

@@ -33,7 +33,7 @@ Errors = (LakeError, JavaNotFound, SparkFailed)
 """Classes of errors that the user can correct. Their text is one line."""
 
 
-REST = 1.0
+REST_FACTOR = 1.0
 """Duration of the pause after a refinement, relative to the duration of the refinement. With 1, refining takes at most
 half of a stream's time.
 """
@@ -61,12 +61,12 @@ class RefinementSchedule:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """Context manager around a refinement. It measures the refinement, and then begins the pause of :data:`REST`
-        times its duration."""
+        """Context manager around a refinement. It measures the refinement, and then begins a pause of
+        :data:`REST_FACTOR` times the refinement's duration."""
         begun = self._clock()
         self.wanted = False
         yield
-        self._not_before = self._clock() + REST * (self._clock() - begun)
+        self._not_before = self._clock() + REST_FACTOR * (self._clock() - begun)
 
 
 def sources(spool: str, receipts: str | None) -> list[Source]:

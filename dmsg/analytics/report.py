@@ -18,7 +18,7 @@ from dmsg.analytics.html_parts import cell, legend_line, more_line, percent, sho
 from dmsg.analytics.report_data import SHOWN_DAYS, Content
 from dmsg.analytics.store import Row
 
-SERIES = 5
+MAX_SERIES = 5
 """Number of kinds of refusals with separate colours in the chart. All other kinds have one common colour."""
 _PALETTE = ("var(--blue)", "var(--amber)", "var(--teal)", "var(--violet)", "var(--red)", "var(--grey)")
 
@@ -192,7 +192,7 @@ def _refusals(content: Content) -> str:
     amounts: dict[str, dict[tuple[date, int], float]] = defaultdict(lambda: defaultdict(float))
     for row in content["refused"]:
         totals[_refusal(row)] += row["n"]
-    first = sorted(totals, key=lambda name: -totals[name])[:SERIES]
+    first = sorted(totals, key=lambda name: -totals[name])[:MAX_SERIES]
     for row in content["refused"]:
         name = _refusal(row)
         amounts[name if name in first else "other"][row["dt"], row["hour"]] += row["n"]

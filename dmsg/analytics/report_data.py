@@ -1,7 +1,7 @@
 """Rows that the report shows, from SQL queries of the gold tables without Spark.
 
-At most :data:`ROWS` rows of a table are shown. If there are more, the page says so. The queries compute the sums, so
-that even for a year and a thousand servers they return only a few thousand rows.
+At most :data:`MAX_ROWS` rows of a table are shown. If there are more, the page says so. The queries compute the sums,
+so that even for a year and a thousand servers they return only a few thousand rows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dmsg.analytics.schemas import AGREES
 from dmsg.analytics.store import Row, Store
 from dmsg.telemetry.schema import BUCKETS
 
-ROWS = 1000
+MAX_ROWS = 1000
 """Maximum number of rows of a table that the page shows."""
 SHOWN_DAYS = 7
 """Number of days that the page shows hour by hour."""
 SERVER_STRIPS = 50
 """Maximum number of servers for which the page draws a strip with a cell for each hour."""
-CONFLICTS = 20
+MAX_CONFLICTS = 20
 ACTORS_OF_KIND = 20
-SERVERS = 300
+MAX_SERVERS = 300
 """Maximum number of servers in the table of servers. Servers with problems come first."""
 MAX_AGREEING_ROWS = 20
 """Maximum number of rows shown for a server's days on which all three counts agree."""
-FILES = 100
+MAX_FILES = 100
 
 
 @dataclass
@@ -85,7 +85,7 @@ def collect(store: Store, at: datetime | None = None) -> Content:
     def ask(name: str, sql: str, layer: str = "gold") -> list[Row]:
         return store.ask(layer, name, state, sql)
 
-    def take(name: str, most: int = ROWS, order: str = "dt", where: str = recent) -> None:
+    def take(name: str, most: int = MAX_ROWS, order: str = "dt", where: str = recent) -> None:
         rows = ask(name, f"SELECT * FROM it WHERE {where} ORDER BY {order} LIMIT {most + 1}")
         if len(rows) > most:
             content.cut.append(name)
@@ -96,7 +96,7 @@ def collect(store: Store, at: datetime | None = None) -> Content:
     take("placement", order="weight DESC NULLS LAST", where="true")
     take("capacity_forecast", order="growth_per_day DESC NULLS LAST", where="true")
     _collect_settlement(content, ask, recent)
-    take("settlement_conflict_day", CONFLICTS, "claimed DESC NULLS LAST, transport")
+    take("settlement_conflict_day", MAX_CONFLICTS, "claimed DESC NULLS LAST, transport")
     _actors(content, ask)
     take("quality_day", order="producer, dt")
     take("public_day", where="true")
@@ -126,7 +126,7 @@ def collect(store: Store, at: datetime | None = None) -> Content:
         "discovery_hour",
         f"""SELECT producer, dt, sum(first) AS first, sum(next) AS next, sum(deleted) AS deleted,
                 {total("refused")}, {total("absent")}, max(servers) AS servers
-            FROM it WHERE {recent} GROUP BY producer, dt ORDER BY producer, dt LIMIT {ROWS}""",
+            FROM it WHERE {recent} GROUP BY producer, dt ORDER BY producer, dt LIMIT {MAX_ROWS}""",
     )
     content.tables["servers"] = _by_server(content, ask, recent, max(state.days))
     _totals(content, ask, recent)
@@ -137,7 +137,7 @@ def collect(store: Store, at: datetime | None = None) -> Content:
     )
     content.tables["files"] = ask(
         "files",
-        f"SELECT * FROM it WHERE problem IS NOT NULL ORDER BY file LIMIT {FILES}",
+        f"SELECT * FROM it WHERE problem IS NOT NULL ORDER BY file LIMIT {MAX_FILES}",
         "silver",
     )
     return content
@@ -154,7 +154,7 @@ def _servers(content: Content, ask: Ask, recent: str, newest: str) -> None:
     """
     content.tables["gone"] = ask(
         "boot",
-        f"SELECT * FROM it WHERE role = 'server' AND ended = 'silent' AND next_at IS NULL LIMIT {ROWS}",
+        f"SELECT * FROM it WHERE role = 'server' AND ended = 'silent' AND next_at IS NULL LIMIT {MAX_ROWS}",
     )
     missing = {
         row["producer"]: row["missing"]
@@ -187,8 +187,8 @@ def _servers(content: Content, ask: Ask, recent: str, newest: str) -> None:
         return *told, 1.0 if row["uptime"] is None else row["uptime"], row["server"]
 
     rows.sort(key=quiet)
-    content.tables["uptime"] = rows[:SERVERS]
-    content.more["uptime"] = len(rows) - len(rows[:SERVERS])
+    content.tables["uptime"] = rows[:MAX_SERVERS]
+    content.more["uptime"] = len(rows) - len(rows[:MAX_SERVERS])
 
 
 def _totals(content: Content, ask: Ask, recent: str) -> None:
@@ -213,7 +213,7 @@ def _collect_settlement(content: Content, ask: Ask, recent: str) -> None:
     order = "dt DESC, inflated_bytes DESC NULLS LAST, claimed_bytes DESC, server"
     differ = ask(
         "settlement_day",
-        f"SELECT * FROM it WHERE {recent} AND verdict <> '{AGREES}' ORDER BY {order} LIMIT {ROWS}",
+        f"SELECT * FROM it WHERE {recent} AND verdict <> '{AGREES}' ORDER BY {order} LIMIT {MAX_ROWS}",
     )
     where = f"WHERE {recent} AND verdict = '{AGREES}'"
     agree = ask("settlement_day", f"SELECT * FROM it {where} ORDER BY {order} LIMIT {MAX_AGREEING_ROWS}")
@@ -224,7 +224,7 @@ def _collect_settlement(content: Content, ask: Ask, recent: str) -> None:
         "lost_transport",
         f"""SELECT server, dt, count(least_bytes) AS witnessed, {total("least_bytes", "least")},
                 {total("most_bytes", "most")}
-            FROM it WHERE {recent} GROUP BY server, dt LIMIT {ROWS}""",
+            FROM it WHERE {recent} GROUP BY server, dt LIMIT {MAX_ROWS}""",
     )
     content.more["settlement_day"] = sum(row["n"] for row in count) - len(agree)
 
@@ -298,4 +298,4 @@ def _by_server(content: Content, ask: Ask, recent: str, newest: str) -> list[Row
     rows = [{"server": server, **row} for server, row in found.items()]
     clients = [row.get("clients") or 0 for row in rows]
     content.totals |= {"clients": sum(clients), "clients_of_one": max(clients, default=0)}
-    return sorted(rows, key=lambda row: (-(row.get("bytes") or 0), row["server"]))[:ROWS]
+    return sorted(rows, key=lambda row: (-(row.get("bytes") or 0), row["server"]))[:MAX_ROWS]

@@ -29,11 +29,11 @@ from dmsg.analytics.event_rules import (
     COUNTS,
     FUTURE_TOLERANCE_MS,
     KEY,
-    LACKING,
-    LARGEST,
     LARGEST_BUCKET,
+    LARGEST_NUMBER,
+    LINES_MISSING,
     NO_END,
-    OLDEST,
+    OLDEST_TIMESTAMP,
 )
 from dmsg.analytics.parquet import Part, arrow_schema, write_part
 from dmsg.analytics.schemas import DAY_MS, EVENT, FAMILIES, REGISTER
@@ -294,11 +294,11 @@ def all_valid(table: pa.Table, now_ms: int, *, checked: bool) -> bool:
     return (
         _has_required_fields(table)
         and _within(table["v"], SCHEMA_VERSION, SCHEMA_VERSION)
-        and _within(table["ts"], OLDEST, now_ms + FUTURE_TOLERANCE_MS)
+        and _within(table["ts"], OLDEST_TIMESTAMP, now_ms + FUTURE_TOLERANCE_MS)
         and set(pc.unique(table["type"]).to_pylist()) <= set(types)
         and all(_KEY.fullmatch(name) for name in servers)
         and ("rtt" not in there or _has_whole_histograms(table["rtt"]))
-        and all(_within(table[name], 0, LARGEST) for name in COUNTS if name in there)
+        and all(_within(table[name], 0, LARGEST_NUMBER) for name in COUNTS if name in there)
     )
 
 
@@ -339,7 +339,7 @@ class _Writer:
         self.held += content.text_size
         ends = pc.sum(pc.equal(table["type"], "segment_end")).as_py() or 0
         told = pc.max(table["lines"]).as_py() if "lines" in table.column_names else None
-        problem = NO_END if not ends else LACKING if told is not None and told > table.num_rows - ends else None
+        problem = NO_END if not ends else LINES_MISSING if told is not None and told > table.num_rows - ends else None
         target = self._target
         self._files.append(
             {"file": file.uri, "lines": table.num_rows, "problem": problem}

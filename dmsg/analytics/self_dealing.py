@@ -31,8 +31,8 @@ from dmsg.analytics.store import Row, Store
 CLOSED_GROUP_FLAG, BURST_FLAG = "closed group", "burst"
 """Flags of a server's day: for closed groups among its clients, and for a burst of traffic in one hour."""
 MAX_PARTNERS = 10
-"""Maximum number of partners of a client that counts as *apart*, see :data:`MARGIN`."""
-MARGIN = 0.05
+"""Maximum number of partners of a client that counts as *apart*, see :data:`IGNORED_SHARE`."""
+IGNORED_SHARE = 0.05
 """Share of a client's bytes that is ignored when the client is tested for being *apart* (one server, few partners).
 Otherwise an operator could avoid a flag with a little faked traffic with other clients or over other servers.
 """
@@ -63,7 +63,7 @@ for a burst. Above it, the hour was busy everywhere."""
 AWAKE_HOURS = 12
 """Minimum number of hours with heartbeats for a server to be flagged for a burst. The traffic of a server that was up
 for fewer hours is concentrated anyway."""
-NAMES = 10
+MAX_NAMES = 10
 """Maximum number of a server's clients whose names are shown."""
 
 MAX_PAIRS = 1_000_000
@@ -230,7 +230,7 @@ def judge(pairs: Sequence[Row], hours: Sequence[Row], awake: Mapping[str, int]) 
             network=network,
         )
         if CLOSED_GROUP_FLAG in dealing.flags:
-            dealing.names = own[:NAMES]
+            dealing.names = own[:MAX_NAMES]
         found.append(dealing)
     return sorted(found, key=lambda one: (not one.flags, -one.closed_share, one.server))
 
@@ -250,12 +250,12 @@ def _closed_clients(pairs: Iterable[Row]) -> dict[str, str]:
     for client, servers in of_servers.items():
         server, most = min(servers.items(), key=lambda one: (-one[1], one[0]))
         few = sum(nlargest(MAX_PARTNERS, of_partners[client].values()))
-        if min(most, few) >= (1 - MARGIN) * whole[client]:
+        if min(most, few) >= (1 - IGNORED_SHARE) * whole[client]:
             apart[client] = server
     return {
         client: server
         for client, server in apart.items()
-        if all(other in apart for other, count in of_partners[client].items() if count >= MARGIN * whole[client])
+        if all(other in apart for other, count in of_partners[client].items() if count >= IGNORED_SHARE * whole[client])
     }
 
 

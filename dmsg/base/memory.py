@@ -24,12 +24,12 @@ from attrs import frozen
 
 CHECK_INTERVAL = 0.25
 """Seconds between two checks of the memory account."""
-OLD = 2.0
+OLD_AFTER = 2.0
 """Age in seconds from which buffered data count as old. A live reader would have read them by then."""
-ENOUGH = 0.8
+TARGET_FRACTION = 0.8
 """Fraction of the memory limit down to which old data are dropped once the limit is exceeded. Young data are
 dropped only until the limit is no longer exceeded."""
-SHARE = 4
+MEMORY_DIVISOR = 4
 """Divisor of the machine's memory. The result is the default memory limit."""
 MIN_LIMIT = 64 * 1024 * 1024
 """Lower bound of the default memory limit, in bytes."""
@@ -60,7 +60,7 @@ class Holding:
 Source = Callable[[], Iterable[Holding]]
 
 
-UNKNOWN = 1024 * 1024 * 1024
+ASSUMED_MEMORY = 1024 * 1024 * 1024
 """Memory in bytes that is assumed if the system does not report its size."""
 
 
@@ -73,8 +73,8 @@ def default_limit() -> int:
     with suppress(OSError, ValueError):
         # Without cgroups this file does not exist. Without a memory limit it contains "max". The value is then ignored.
         said.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    have = min((size for size in said if size > 0), default=UNKNOWN)
-    return max(MIN_LIMIT, have // SHARE)
+    have = min((size for size in said if size > 0), default=ASSUMED_MEMORY)
+    return max(MIN_LIMIT, have // MEMORY_DIVISOR)
 
 
 def resident() -> int:
@@ -131,7 +131,7 @@ class Memory:
             return 0
         given = 0
         for one in _in_order(holdings):
-            if total <= (self.limit * ENOUGH if one.age >= OLD else self.limit):
+            if total <= (self.limit * TARGET_FRACTION if one.age >= OLD_AFTER else self.limit):
                 break
             for told in self._sources.values():
                 if told is not None:
@@ -180,7 +180,7 @@ class _Sizes:
 def _in_order(holdings: list[Holding]) -> Iterator[Holding]:
     """Yield the holdings in the order in which to drop them. Old holdings are before young ones. In each of these two
     groups, the next holding is always the largest one of the owner that then has the most bytes."""
-    for group in ([one for one in holdings if one.age >= OLD], [one for one in holdings if one.age < OLD]):
+    for group in ([one for one in holdings if one.age >= OLD_AFTER], [one for one in holdings if one.age < OLD_AFTER]):
         left: dict[tuple[Hashable, ...], list[Holding]] = {}
         for one in sorted(group, key=_size):
             left.setdefault(one.owner, []).append(one)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 Name = TypeVar("Name")
 
-SLACK = 64
+MAX_STALE_ENTRIES = 64
 """Number of stale heap entries, in addition to one for each name, above which the heap is rebuilt."""
 
 
@@ -22,7 +22,7 @@ class PriorityQueue(Generic[Name]):
         a small number if there are many queues.
     """
 
-    def __init__(self, slack: int = SLACK) -> None:
+    def __init__(self, slack: int = MAX_STALE_ENTRIES) -> None:
         self._slack = slack
         self._ranks: dict[Name, float] = {}
         self._heap: list[tuple[float, int, Name]] = []

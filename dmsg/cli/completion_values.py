@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from dmsg.clients.address_book import AddressBook
-from dmsg.clients.groups import MARK, Groups
+from dmsg.clients.groups import GROUP_PREFIX, Groups
 from dmsg.errors import DmsgError
 
 KEY_BEGINS = 2
@@ -41,16 +41,16 @@ def complete_names(incomplete: str, after: str = "") -> list[CompletionItem]:
 
 def complete_groups(incomplete: str) -> list[CompletionItem]:
     """Return the groups of the address book that begin with the typed text, which begins with ``@``."""
-    begun = incomplete.removeprefix(MARK).lower()
+    begun = incomplete.removeprefix(GROUP_PREFIX).lower()
     with suppress(DmsgError):
         found = [(name, members) for name, members in sorted(Groups().all().items()) if name.startswith(begun)]
-        return [CompletionItem(MARK + name, help=" ".join(members)) for name, members in found]
+        return [CompletionItem(GROUP_PREFIX + name, help=" ".join(members)) for name, members in found]
     return []
 
 
 def complete_names_or_groups(incomplete: str) -> list[CompletionItem]:
     """Return the groups that begin with the typed text if it begins with ``@``, else the names."""
-    return complete_groups(incomplete) if incomplete.startswith(MARK) else complete_names(incomplete)
+    return complete_groups(incomplete) if incomplete.startswith(GROUP_PREFIX) else complete_names(incomplete)
 
 
 def complete_networks(incomplete: str) -> list[CompletionItem]:
@@ -71,7 +71,11 @@ def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -
 def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the groups that begin with the typed text.  They have an ``@`` if the user typed one."""
     found = complete_groups(incomplete)
-    return found if incomplete.startswith(MARK) else [CompletionItem(one.value[1:], help=one.help) for one in found]
+    return (
+        found
+        if incomplete.startswith(GROUP_PREFIX)
+        else [CompletionItem(one.value[1:], help=one.help) for one in found]
+    )
 
 
 def complete_path(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

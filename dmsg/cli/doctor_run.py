@@ -41,7 +41,7 @@ CLOCK_OFF = 30.0
 """Seconds by which the local clock may differ from that of a discovery."""
 SLOW_ROUND_TRIP = 1.0
 """Seconds of a round trip above which a server is reported as slow."""
-ANSWER = 64 * 1024
+MAX_ANSWER_SIZE = 64 * 1024
 """Maximum bytes of the answer of a discovery to ``/health``."""
 INDENT = " " * 7
 """Text before the further lines of a result, as wide as the verdict before its first line."""
@@ -282,7 +282,7 @@ async def _time_there(reactor: Reactor, examination: Examination, url: str) -> N
     try:
         response = await cancellable(asking)
         took = reactor.seconds() - began
-        await cancellable(read_body(response, ANSWER).addTimeout(CHECK_TIMEOUT, reactor, no_answer))
+        await cancellable(read_body(response, MAX_ANSWER_SIZE).addTimeout(CHECK_TIMEOUT, reactor, no_answer))
     except CancelledError:
         raise
     except Exception:  # The next check reports why discovery does not answer.

@@ -13,9 +13,9 @@ from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold_key, is_held
 from dmsg.shared_files import replace_file
 
-RECORD = "network.json"
+RECORD_NAME = "network.json"
 """Name of the record in the directory of ``dmsg host``."""
-LOCKED = "host"
+LOCK_NAME = "host"
 """Name of the lock in the directory of ``dmsg host``, without the suffix of lock files."""
 
 
@@ -41,7 +41,7 @@ def hold_directory(directory: Path) -> KeyLock:
     :raises KeyInUse: another ``dmsg host`` uses the directory.
     """
     advice = "stop that, or name another --directory"
-    return hold_key(directory / LOCKED, "dmsg host", advice=advice, display_path=f"the directory {directory}")
+    return hold_key(directory / LOCK_NAME, "dmsg host", advice=advice, display_path=f"the directory {directory}")
 
 
 def running_network(directory: Path) -> HostedNetwork | None:
@@ -50,13 +50,13 @@ def running_network(directory: Path) -> HostedNetwork | None:
     :raises NoRecord: a ``dmsg host`` runs, but its record is missing or damaged.
     :raises OSError: the lock file in the directory cannot be read.
     """
-    if not is_held(directory / LOCKED):
+    if not is_held(directory / LOCK_NAME):
         return None
     network = hosted_network(directory)
     if network is None:
         raise NoRecord(
-            f"a dmsg host runs with the directory {directory}, but its record {RECORD} there cannot be read: restart "
-            "that dmsg host"
+            f"a dmsg host runs with the directory {directory}, but its record {RECORD_NAME} there cannot be read: "
+            "restart that dmsg host"
         )
     return network
 
@@ -67,7 +67,7 @@ def write_record(directory: Path, network: HostedNetwork) -> None:
     :raises OSError: the file cannot be written.
     """
     content = {"invitation": network.invitation.text, "local": network.local_url}
-    replace_file(directory / RECORD, json.dumps(content) + "\n", mode=0o600)
+    replace_file(directory / RECORD_NAME, json.dumps(content) + "\n", mode=0o600)
 
 
 def hosted_network(directory: Path | None = None) -> HostedNetwork | None:
@@ -77,7 +77,7 @@ def hosted_network(directory: Path | None = None) -> HostedNetwork | None:
     :param directory: directory of ``dmsg host``; None for the default.
     """
     try:
-        content = json.loads(((directory or host_directory()) / RECORD).read_text())
+        content = json.loads(((directory or host_directory()) / RECORD_NAME).read_text())
         return HostedNetwork(parse_invitation(str(content["invitation"])), check_url(str(content["local"])))
     except (OSError, ValueError, KeyError, TypeError, DmsgError):
         return None

@@ -27,12 +27,12 @@ NETWORK_OPTIONS = frozenset(f"--{name}" for name in (*NETWORK, "create", "share"
 file.
 """
 
-ALL = "dmsg.all"
+ALL_OPTIONS_KEY = "dmsg.all"
 """Key in a context's ``meta``.  It is set while the help includes the network options."""
 MAX_SUMMARY = 200
 """Maximum characters of a command's first sentence in the list of commands."""
 _MARKED = re.compile(r"(`+)(.+?)\1", re.DOTALL)
-UNCONFIGURED = ("config", "completion", "man")
+COMMANDS_WITHOUT_SETTINGS = ("config", "completion", "man")
 """Commands that have no settings in the configuration file."""
 
 
@@ -60,7 +60,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 
 def _show_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        ctx.meta[ALL] = True
+        ctx.meta[ALL_OPTIONS_KEY] = True
         click.echo(ctx.get_help(), color=ctx.color)
         ctx.exit()
 
@@ -122,8 +122,8 @@ class Command(_Described):
         while parent is not None and parent.parent is not None:
             path.insert(0, parent.info_name or "")
             parent = parent.parent
-        if path[0] in UNCONFIGURED or {"-h", "--help", "--help-all"} & set(args):
-            return {}  # The commands in UNCONFIGURED, and --help, must work even if the file is invalid.
+        if path[0] in COMMANDS_WITHOUT_SETTINGS or {"-h", "--help", "--help-all"} & set(args):
+            return {}  # The commands in COMMANDS_WITHOUT_SETTINGS, and --help, must work even if the file is invalid.
         try:
             content = read_config()
             if parent is not None and isinstance(parent.command, click.Group):
@@ -151,7 +151,7 @@ class Command(_Described):
             formatter.write_dl(own)
         if not network:
             return
-        if ctx.meta.get(ALL):
+        if ctx.meta.get(ALL_OPTIONS_KEY):
             with formatter.section("Network options"):
                 formatter.write_dl(network)
         else:

@@ -34,7 +34,7 @@ EXIT_UNWANTED = 4
 EXIT_CUT = 5
 """Exit status: a transfer was interrupted, and the same command can resume it."""
 STATUSES = ((WrongUse, EXIT_USAGE), (CutShort, EXIT_CUT), (NobodyThere, EXIT_NOBODY), (Unwanted, EXIT_UNWANTED))
-UNBOUNDED = 10_000
+UNLIMITED_WIDTH = 10_000
 """Number of columns that is assumed if the output is not a terminal."""
 EXIT_INTERRUPTED = 130
 """Exit status after SIGINT: 128 plus the number of the signal."""
@@ -88,20 +88,20 @@ def tell(text: str, /, **fields: object) -> None:
 
 
 def columns() -> int:
-    """Return the width of the terminal; ``UNBOUNDED`` if standard output is not a terminal."""
+    """Return the width of the terminal; ``UNLIMITED_WIDTH`` if standard output is not a terminal."""
     return _width(sys.stdout)
 
 
 def columns_of_messages() -> int:
-    """Return the width of the terminal; ``UNBOUNDED`` if standard error is not a terminal."""
+    """Return the width of the terminal; ``UNLIMITED_WIDTH`` if standard error is not a terminal."""
     return _width(sys.stderr)
 
 
 def _width(stream: TextIO) -> int:
     try:
-        return shutil.get_terminal_size().columns if stream.isatty() else UNBOUNDED
+        return shutil.get_terminal_size().columns if stream.isatty() else UNLIMITED_WIDTH
     except (OSError, ValueError, AttributeError):
-        return UNBOUNDED
+        return UNLIMITED_WIDTH
 
 
 def notice(text: str) -> None:

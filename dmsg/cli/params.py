@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
 import click
 from click.shell_completion import CompletionItem
 
-from dmsg.apps.codes.words import MAX_WORDS, MIN_WORDS, WORDS
+from dmsg.apps.codes.words import DEFAULT_WORDS, MAX_WORDS, MIN_WORDS
 from dmsg.base.cipher_names import AUTO, CIPHER_SETTINGS
 from dmsg.base.urls import check_url
 from dmsg.cli.agent_choice import through_agent
@@ -313,7 +313,7 @@ resume_option = click.option(
 
 words_option = click.option(
     "--words",
-    default=WORDS,
+    default=DEFAULT_WORDS,
     show_default=True,
     type=click.IntRange(MIN_WORDS, MAX_WORDS),
     help="Number of words in the code; more words are harder to guess.",

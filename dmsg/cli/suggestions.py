@@ -47,7 +47,7 @@ COMMANDS = {
     "version": "dmsg --version",
 }
 """Text with the command of dmsg to use, by the command of another program."""
-BELOW = {
+SUBCOMMANDS = {
     "rm": "remove",
     "del": "remove",
     "delete": "remove",
@@ -72,8 +72,8 @@ def instead_of(given: str, path: str, commands: Iterable[str]) -> str | None:
     names = list(commands)
     if path == "dmsg" and given in COMMANDS:
         return COMMANDS[given]
-    if BELOW.get(given) in names:
-        return f"{path} {BELOW[given]}"
+    if SUBCOMMANDS.get(given) in names:
+        return f"{path} {SUBCOMMANDS[given]}"
     near = get_close_matches(given, names, 1, 0.7)
     return f"{path} {near[0]}" if near else None
 

@@ -16,7 +16,7 @@ ENTRY_CACHE_TIME = 10.0
 """
 ENTRY_CACHE_SIZE = 1024
 """Maximum number of entries in the cache."""
-SUCCESSORS = 4
+MAX_SUCCESSORS = 4
 """Maximum number of steps from a key to its successors."""
 
 
@@ -142,15 +142,15 @@ class Entries:
 
         A successor is valid, because both the old and the new key have signed the succession.
 
-        :raises ConnectFailed: the chain of successors is longer than ``SUCCESSORS``.
+        :raises ConnectFailed: the chain of successors is longer than ``MAX_SUCCESSORS``.
         """
         # The number of steps is limited, because two keys may name each other as successor.
-        for _ in range(SUCCESSORS):
+        for _ in range(MAX_SUCCESSORS):
             entry = await self.get(remote)
             if entry.successor is None:
                 return remote, entry
             remote = entry.successor.key
-        raise ConnectFailed(f"{remote.short}: more than {SUCCESSORS} keys in a row name a successor")
+        raise ConnectFailed(f"{remote.short}: more than {MAX_SUCCESSORS} keys in a row name a successor")
 
 
 def delegated_servers(remote: PubKey, entry: Entry) -> list[PubKey]:

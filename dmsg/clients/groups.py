@@ -16,7 +16,7 @@ MAX_GROUPS = 1000
 """Maximum number of groups in the file."""
 MAX_MEMBERS = 10_000
 """Maximum number of members of one group."""
-MARK = "@"
+GROUP_PREFIX = "@"
 """Prefix that distinguishes the name of a group from names and keys."""
 
 
@@ -128,11 +128,11 @@ class Groups:
 
 
 def _plain(group: str) -> str:
-    return group.removeprefix(MARK).lower()
+    return group.removeprefix(GROUP_PREFIX).lower()
 
 
 def _with_mark(group: str) -> str:
-    return f"{MARK}{_plain(group)}"
+    return f"{GROUP_PREFIX}{_plain(group)}"
 
 
 def _check_member(text: str) -> str:
@@ -148,6 +148,6 @@ def allowed_keys(text: str, names: AddressBook | None = None) -> frozenset[PubKe
     :raises UnknownName: the text is neither a key, nor a known name, nor a group with members.
     """
     names = names or AddressBook()
-    if text.startswith(MARK):
+    if text.startswith(GROUP_PREFIX):
         return Groups(names).keys(text)
     return frozenset((names.find(text.removeprefix("dmsg:")),))

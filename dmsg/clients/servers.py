@@ -33,7 +33,7 @@ from dmsg.net.retry import JITTER, retry_delay
 from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.stream import StreamTransport
 
-RACE = 2
+EXTRA_SERVERS = 2
 """Number of servers, in addition to the needed ones, to which a client connects at the same time. The servers that
 answer first are kept."""
 AWAY_AFTER = 2
@@ -298,7 +298,7 @@ class ServerSet(Generic[SessionT]):
                 return None
             # The client connects to more servers than it needs. Once enough of them are connected, _drop_surplus drops
             # the others.
-            wanted = missing + (0 if self._only else RACE)
+            wanted = missing + (0 if self._only else EXTRA_SERVERS)
             added = 0
             if len(good) >= self._min_servers:
                 candidates = [entry for entry in candidates if self._uses.carries(entry)]

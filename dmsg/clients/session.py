@@ -22,7 +22,7 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import call_isolated, dispatch
 from dmsg.net.links.link import Link
 from dmsg.net.streams.stream import StreamTransport
-from dmsg.net.turn_share import FRAMES
+from dmsg.net.turn_share import CLIENT_FRAMES
 
 CLIENT_QUEUE_LIMIT = 16 * 1024 * 1024
 """Maximum number of bytes queued for a server that does not read. Beyond this limit the connection is closed, because a
@@ -197,7 +197,7 @@ class Session:
         core.accepting = self._accepts
         # All events of a read are delivered before an error of the same read ends the connection, so that no received
         # data are lost.
-        taken, events = core.receive_frames(buffer, end, FRAMES)
+        taken, events = core.receive_frames(buffer, end, CLIENT_FRAMES)
         self._deliver(events)
         link = self._link
         if core.has_frames_left and link is not None:

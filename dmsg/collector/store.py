@@ -38,7 +38,7 @@ from dmsg.telemetry.vouchers import is_vouched
 
 LIMIT = 100 * 1024**3
 """Default maximum size of all files together, in bytes."""
-OWN_PART = 2
+SENDER_DIVISOR = 2
 """Divisor of the limit of all files. The result is the maximum size of the files of one sender."""
 RESERVE = 1024**3
 """Default disk space to leave free, in bytes."""
@@ -154,7 +154,7 @@ class Store:
             own, total = self._held.get(origin.hex(), 0), sum(self._held.values())
         if total + coming + size > self._limit:
             raise StoreFull("the collector is full: its limit for all senders is reached")
-        if own + own_coming + size > self._limit // OWN_PART:
+        if own + own_coming + size > self._limit // SENDER_DIVISOR:
             raise StoreFull("this sender has reached its quota at the collector")
         free = free_bytes(self.root)
         if free is not None and free - coming - size < self._reserve:

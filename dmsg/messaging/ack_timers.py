@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
-from dmsg.messaging.core.acks import ACK_INTERVAL, GAP, AckLayer, looks_acknowledged
+from dmsg.messaging.core.acks import ACK_INTERVAL, SEND_GAP, AckLayer, looks_acknowledged
 from dmsg.net.streams.outbox import Ticket
 
 UNDECIDED_LIMIT = 2.0
@@ -71,7 +71,7 @@ class AckedEnd:
         self._ticket = ticket
         self._send(self._layer.payload(data))
         self._payload_last = True
-        self._free_at = self._reactor.seconds() + GAP
+        self._free_at = self._reactor.seconds() + SEND_GAP
         self._cancel("acks")
         self._plan_acks()
 
@@ -126,8 +126,8 @@ class AckedEnd:
         if self._layer.due:
             self._send(self._layer.acknowledgements())
             self._payload_last = False
-            self._free_at = self._reactor.seconds() + GAP
-            self._start_timer("acks", GAP, self._send_acks)
+            self._free_at = self._reactor.seconds() + SEND_GAP
+            self._start_timer("acks", SEND_GAP, self._send_acks)
 
     def flush(self) -> None:
         """Send all due acknowledgements now, because the channel is about to be closed."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.core.congestion import HOLD
+from dmsg.messaging.core.congestion import PAUSE_CHECK_INTERVAL
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.peers import RelayPeer, descending
 from dmsg.messaging.core.policing import Limits
@@ -88,7 +88,7 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
         return sum(end.queued for end in peer.waiting)
 
     def _paused(self, peer: RelayPeer) -> None:
-        self._schedule_once(HOLD, peer, self.relay.let_read)
+        self._schedule_once(PAUSE_CHECK_INTERVAL, peer, self.relay.let_read)
 
     def _close_relay(self) -> None:
         self.relay.close_all()

@@ -19,7 +19,7 @@ from twisted.internet.task import CooperativeTask, Cooperator
 
 from dmsg.net.reactor import the_reactor
 
-SLICE = 0.01
+TURN_SLICE = 0.01
 """Maximum seconds of one reactor turn for all computations started by :func:`work` together. The computations started
 by :func:`work_for_strangers` together have the same maximum."""
 NO_REST = 1e-8
@@ -27,7 +27,7 @@ NO_REST = 1e-8
 
 
 def _until_slice_ends() -> Callable[[], bool]:
-    until = time.monotonic() + SLICE
+    until = time.monotonic() + TURN_SLICE
     return lambda: time.monotonic() >= until
 
 
@@ -38,11 +38,11 @@ def _cooperator(rest: float) -> Cooperator:
     return Cooperator(_until_slice_ends, schedule)
 
 
-_whole, _half = _cooperator(NO_REST), _cooperator(SLICE)
+_whole, _half = _cooperator(NO_REST), _cooperator(TURN_SLICE)
 
 
 def work(steps: Iterator[Any]) -> CooperativeTask[Any]:
-    """Run an iterator in steps, for at most ``SLICE`` seconds of each reactor turn."""
+    """Run an iterator in steps, for at most ``TURN_SLICE`` seconds of each reactor turn."""
     return _whole.cooperate(steps)
 
 

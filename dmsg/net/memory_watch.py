@@ -14,7 +14,7 @@ from dmsg.base.interpreter import return_freed_memory
 from dmsg.base.log_throttle import LogThrottle
 from dmsg.base.memory import CHECK_INTERVAL, Holding, Memory, resident
 
-MARKS = 240
+REMEMBERED_CHECKS = 240
 """Number of memory checks for which the byte count of each peer is remembered."""
 TRIM_THRESHOLD = 8 * 1024 * 1024
 """Number of bytes by which the process may exceed its expected size before the allocator is told to return memory to
@@ -173,6 +173,6 @@ class MemoryWatch(Generic[Holder]):
         if not marks or marks[-1][0] != arrived:
             marks.append((arrived, self.now))
         passed = sum(1 for _ in takewhile(lambda mark: mark[0] <= departed, marks))
-        del marks[: max(passed, len(marks) - MARKS)]
+        del marks[: max(passed, len(marks) - REMEMBERED_CHECKS)]
         self._marks[holder] = marks
         return self.now - marks[0][1]

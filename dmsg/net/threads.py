@@ -15,7 +15,7 @@ from twisted.internet.threads import deferToThreadPool
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-PART = 0.001
+WORK_SLICE = 0.001
 """Seconds for which a thread computes before it sleeps for the same time, so that the reactor's thread can run. Without
 these pauses, the reactor's thread would wait up to 5 ms for the interpreter's lock after each of its system calls, and
 one request needs about ten system calls."""
@@ -39,8 +39,8 @@ def paced(items: Iterable[_T]) -> Iterator[_T]:
     began = time.monotonic()
     for item in items:
         yield item
-        if time.monotonic() - began >= PART:
-            time.sleep(PART)
+        if time.monotonic() - began >= WORK_SLICE:
+            time.sleep(WORK_SLICE)
             began = time.monotonic()
 
 

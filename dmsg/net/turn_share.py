@@ -18,16 +18,16 @@ from twisted.internet.interfaces import IReactorTime
 from dmsg.net.blocks import MIN_FACTOR, blocks_of
 from dmsg.net.isolate import call_isolated
 
-TURN = 0.008
+TURN_BUDGET = 0.008
 """Seconds of a reactor turn that all owners together may use."""
 MAX_SHARE = 0.002
 """Maximum share of one owner in a reactor turn, in seconds. Owners get this share if there are few of them."""
 MIN_SHARE = 0.0002
 """Minimum share of one owner in a reactor turn, in seconds. Owners get this share if there are many of them. Work that
 has begun is finished even if it exceeds the share."""
-STEPS = 256
+SERVER_FRAMES = 256
 """Maximum number of frames of one read that a server processes one by one. The rest is processed in the next turn."""
-FRAMES = 1024
+CLIENT_FRAMES = 1024
 """Maximum number of frames of one read that a client processes. The rest is processed in the next turn."""
 
 
@@ -88,7 +88,7 @@ class TurnShare:
             # No receiver is waiting, so no callback will reset the account in the next turn. The clock shows whether a
             # new turn has begun.
             now = self.now() if now is None else now
-            if not 0.0 <= now - self._began < TURN:
+            if not 0.0 <= now - self._began < TURN_BUDGET:
                 self._next(now)
         self._used[owner] = self._used.get(owner, 0.0) + seconds
         # An owner that is not an address, such as a single connection behind a proxy, belongs to no wider block.
@@ -110,7 +110,7 @@ class TurnShare:
 
     def _next(self, now: float) -> None:
         self._began = now
-        self._share = min(MAX_SHARE, max(MIN_SHARE, TURN / max(1, len(self._used))))
+        self._share = min(MAX_SHARE, max(MIN_SHARE, TURN_BUDGET / max(1, len(self._used))))
         self._used.clear()
         self._used_by_wider.clear()
         self._most_by_wider = 0.0

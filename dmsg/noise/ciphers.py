@@ -29,7 +29,7 @@ REKEY_AFTER = 1 << 20
 With messages of at most 64 KiB, this is at most 2**32 blocks. The advantage of an attacker who tries to distinguish the
 ciphertext from random bytes is then at most 2**-65. The formula is in the CFRG draft "Usage Limits on AEAD Algorithms".
 """
-NEVER = 1 << 64
+NO_REKEY = 1 << 64
 """Message number of the next rekey for a cipher whose key never changes. No counter reaches this number."""
 AES_LABEL = b"dmsg aes-256-gcm 1"
 """Label from which :func:`first_key` derives the first key of AES-256-GCM."""
@@ -40,7 +40,7 @@ _ZEROS = bytes(32)
 
 def rekey_after(cipher: Cipher) -> int:
     """Return the number of messages that ``cipher`` encrypts before its key changes."""
-    return REKEY_AFTER if cipher is Cipher.AES_256_GCM else NEVER
+    return REKEY_AFTER if cipher is Cipher.AES_256_GCM else NO_REKEY
 
 
 def begin_cipher(cipher: Cipher, key: bytes) -> AEAD:

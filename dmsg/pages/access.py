@@ -111,7 +111,7 @@ class Access:
         return None
 
 
-HERE = Access()
+LOCAL_ONLY = Access()
 """Access rule without a token. It is for paths of a public port that only programs on the same machine may read, such
 as ``/metrics``."""
 

@@ -18,7 +18,7 @@ from dmsg.servers.serving import AnyServing, ServedSession
 RELEASE_AFTER = 3.0
 """Minimum seconds for which a link is idle before its cipher objects are released. They are released after twice this
 time at the latest. The objects occupy 5 KiB, and it takes 3 us to create them again."""
-SMALL = 4096
+MIN_REPORTED_SIZE = 4096
 """Number of bytes below which the buffers of a client are not counted."""
 HANDSHAKE_SIZE = 8192
 """Number of bytes of memory that a handshake under way is assumed to use."""
@@ -55,7 +55,7 @@ class LinkHoldings(MemoryWatch[Link]):
                 continue
             link.free_buffers()
             size = link.buffered_bytes + session.backlog
-            if size < SMALL:
+            if size < MIN_REPORTED_SIZE:
                 # A link with few buffered bytes is not counted. It stays in the table unless it has no buffered bytes
                 # at all.
                 if not size:

@@ -18,7 +18,7 @@ from dmsg.net.blocks import blocks_of
 from dmsg.net.isolate import call_isolated
 from dmsg.net.links.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.links.link import Link
-from dmsg.net.turn_share import STEPS
+from dmsg.net.turn_share import SERVER_FRAMES
 from dmsg.net.turns import HoldReason
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration
@@ -147,9 +147,9 @@ class ServedSession(Generic[PeerT, LimitsT]):
         relay, link = self._factory.relay, self.link
         # At most STEPS frames are handled one by one in a call. Otherwise a single read of tiny frames could delay all
         # other clients.
-        taken = relay.receive_frames(self._peer, buffer, end, STEPS)
+        taken = relay.receive_frames(self._peer, buffer, end, SERVER_FRAMES)
         if relay.steps and link is not None:
-            if relay.steps >= STEPS:
+            if relay.steps >= SERVER_FRAMES:
                 # The relay stopped at the limit, so whole frames may be left in the buffer.
                 link.note_frames_left()
             self._factory.charge_frames(link, self._peer, relay.steps, relay.strays, relay.refused)

@@ -15,7 +15,7 @@ from dmsg.streams.core.resumption import INITIAL_WINDOW
 
 CHECK_INTERVAL = 1.0
 """Seconds between checks of a client's streams."""
-SMALL = INITIAL_WINDOW // 4
+MIN_REPORTED_SIZE = INITIAL_WINDOW // 4
 """Number of buffered bytes below which a stream is not reported, unless it is suspended."""
 STREAM_SIZE = 16 * 1024
 """Number of bytes that are counted for each stream in addition to its data."""
@@ -60,7 +60,7 @@ class StreamHoldings(MemoryWatch[ClientStream]):
             end = stream.end
             size = stream.held + (end.in_flight_bytes if end is not None else 0)
             away = stream.away_since is not None
-            if size < SMALL and not away:
+            if size < MIN_REPORTED_SIZE and not away:
                 continue
             gone = end.acknowledged + end.consumed if end is not None else -stream.held
             peer = stream.getPeer()

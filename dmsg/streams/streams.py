@@ -51,7 +51,7 @@ CROWD_BYTES = 8 * 1024 * 1024
 one of them are closed after ``CROWD_TIME``. Otherwise an attacker could open large windows, read nothing and
 disconnect, and the data would stay in memory for two minutes."""
 
-FINAL = frozenset(
+FINAL_REASONS = frozenset(
     {
         CloseReason.HASH_MISMATCH,
         CloseReason.BUFFER_FULL,
@@ -173,7 +173,7 @@ class Streams:
             end.queue_was_full()
         if reason:
             self._tell("stream with {peer} lost its transport: {text}{more}", stream, close_reason_text(reason))
-        if not resumable or (final and reason in FINAL):
+        if not resumable or (final and reason in FINAL_REASONS):
             self.closed(stream, reason)
             stream.carrier_closed(reason if final or reason else CloseReason.PEER_DISCONNECTED)
             return

@@ -37,7 +37,7 @@ from dmsg.tap.config import GivenText
 from dmsg.tap.log_files import log_file_of, reopen_at_signals
 from dmsg.tap.usage import usage_of
 
-UNSAID: tuple[object, ...] = (None, [], 0)
+UNSET_VALUES: tuple[object, ...] = (None, [], 0)
 """Values that an option has after parsing if it was not given on the command line."""
 _T = TypeVar("_T")
 
@@ -136,7 +136,7 @@ class EntityOptions(UsageOptions):
         if self.get("config") is not None:
             self.from_file = config.read(self["config"], self.rows)
             for name, value in self.from_file.items():
-                if self[name] in UNSAID:
+                if self[name] in UNSET_VALUES:
                     self[name] = value
         if self.get("page-token") is not None and self["metrics"] is None:
             raise UsageError("--page-token needs --metrics, which opens the page")
@@ -197,7 +197,7 @@ class EntityOptions(UsageOptions):
         before, now = self.from_file, fresh.from_file
         changed = {name for name in {*before, *now} if before.get(name) != now.get(name)}
         reloaded = {row.name for row in self.rows if row.reloads}
-        return fresh, sorted(name for name in changed - reloaded if self._given_options[name] in UNSAID)
+        return fresh, sorted(name for name in changed - reloaded if self._given_options[name] in UNSET_VALUES)
 
     def getUsage(self, width: int | None = None) -> str:
         """Return the text of ``--help``: what the program does, an example, and the options by group."""

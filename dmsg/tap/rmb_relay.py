@@ -14,7 +14,7 @@ from dmsg.net.descriptors import raise_descriptor_limit
 from dmsg.net.listening import check_endpoint
 from dmsg.net.reactor import Reactor
 from dmsg.tap.config import GivenText
-from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSAID, listen_row
+from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSET_VALUES, listen_row
 from dmsg.tap.running import StopOnFailure
 
 try:
@@ -120,7 +120,7 @@ class Options(RmbOptions):
     def finish(self) -> None:
         self.check_registry()
         by_worker = self["workers"] is not None or self["user-per-worker"] is not None
-        if by_worker and self._given_options["max-sessions"] in UNSAID:
+        if by_worker and self._given_options["max-sessions"] in UNSET_VALUES:
             self["max-sessions"] = (self["workers"] or 500) * (self["user-per-worker"] or 1000)
 
     def hold_queue(self) -> KeyLock:

@@ -27,7 +27,7 @@ DAYS_BEFORE = 30
 """Default number of earlier days whose receipts are read as well, to detect repetitions. A receipt that a server
 reports again within these days is not credited again.
 """
-LARGEST = 2**50
+MAX_RECEIPT_BYTES = 2**50
 """Maximum number of bytes that a receipt may state for a direction (1 PiB). The same limit applies to all numbers in
 events."""
 FILE_LIMIT = 64 * 1024 * 1024
@@ -281,6 +281,6 @@ def _settle(credits: Credits, server: bytes, receipts: dict[bytes, int]) -> None
 
 def _parse(data: bytes) -> Receipt:
     receipt = parse_receipt(data)
-    if max(receipt.delivered_out, receipt.delivered_in) > LARGEST:
+    if max(receipt.delivered_out, receipt.delivered_in) > MAX_RECEIPT_BYTES:
         raise ReceiptError("the receipt states more than 1 PiB")
     return receipt

@@ -37,7 +37,7 @@ STOP_TIMEOUT = 5.0
 REPEATS_LIMIT = 4096
 """Maximum number of kinds of repeated events to count between heartbeats. If there are more, the count of the oldest
 kind is written at once."""
-RECEIPTS_PART = 4
+RECEIPTS_DIVISOR = 4
 """Divisor of the limit of a server's spool. The result is the part for receipts; events have the rest, so that receipts
 never displace events."""
 TARGETS_LIMIT = 1024
@@ -118,7 +118,7 @@ class Telemetry:
         self._reactor = reactor
         self._settings = settings
         self.about: dict[str, object] = {}
-        for_receipts = settings.limit // RECEIPTS_PART if role == "server" else 0
+        for_receipts = settings.limit // RECEIPTS_DIVISOR if role == "server" else 0
 
         def recorder(prefix: str, limit: int) -> Recorder:
             return Recorder(

@@ -57,12 +57,12 @@ STREAMS = 8
 """Maximum number of streams that are open at the same time."""
 FIRST_STREAMS = 4
 """Number of streams that are opened at the beginning."""
-UNRECEIVED = 3_000_000
+MAX_UNRECEIVED = 3_000_000
 """Number of bytes that an end of a stream may have sent and the other end not received yet. At this number, the end
 sends no more. This number is larger than the windows of both agents together."""
 LAST_SIZE = 300_000
 """Number of bytes that each of the two ends sends over a stream that is opened at the end of a walk."""
-RESTARTS = (0.0, 0.5, 3.0, 20.0)
+RESTART_DELAYS = (0.0, 0.5, 3.0, 20.0)
 """Seconds after which a killed agent or program is started again."""
 SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
@@ -72,12 +72,12 @@ OPEN, FINISH, CLOSE, ABORT = "open", "finish", "close", "abort"
 KILL_AGENT, STOP_AGENT, PAUSE_AGENT = "kill agent", "stop agent", "pause agent"
 KILL_PROGRAM, PAUSE_PROGRAM = "kill program", "pause program"
 SLOW_READER, READER_RESUMES = "slow reader", "reader resumes"
-OWN = (
+OWN_FAULTS = (
     *(*[OPEN] * 8, FINISH, FINISH, CLOSE, ABORT),
     *(KILL_AGENT, STOP_AGENT, PAUSE_AGENT, KILL_PROGRAM, KILL_PROGRAM, PAUSE_PROGRAM),
     *(SLOW_READER, READER_RESUMES),
 )
-FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), *OWN, *RUDE)
+FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), *OWN_FAULTS, *RUDE)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
 _SAYS = tuple((end, 300_000) for end in range(4))
 WAYS: dict[str, Sequence[Step]] = {
@@ -209,7 +209,7 @@ class AgentWalk:
     def _do(self, step: Step) -> None:
         ends = [end for end in self._open_ends() if not end.has_finished]
         for number, size in step.says:
-            if number < len(ends) and ends[number].sent - ends[number].other.received < UNRECEIVED:
+            if number < len(ends) and ends[number].sent - ends[number].other.received < MAX_UNRECEIVED:
                 self._as_its_program(ends[number], methodcaller("say", size))
         if step.at:
             self.lab.network.wait_for(lambda: step.at in self._states(), PATIENCE, INSTANT)
@@ -334,7 +334,7 @@ class AgentWalk:
 
     def _later(self, random: Random, start: Callable[[], object]) -> None:
         """Start an agent or a program again, some time later."""
-        self.lab.clock.callLater(random.choice(RESTARTS), start)
+        self.lab.clock.callLater(random.choice(RESTART_DELAYS), start)
 
     def _kill_agent(self, random: Random) -> None:
         machine = random.choice(self._machines)
@@ -368,7 +368,7 @@ class AgentWalk:
             host.ahead = 0.0
         # The clock is advanced until stopping agents have ended, and killed agents and programs were restarted as
         # planned.
-        self.lab.network.run(max(RESTARTS))
+        self.lab.network.run(max(RESTART_DELAYS))
         for machine in self._machines:
             machine.start_agent()
         for user in self._users:

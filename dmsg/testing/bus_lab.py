@@ -28,7 +28,7 @@ PORT = 8080
 KEY_TYPE = "ed25519"
 DELAY = 0.01
 """Seconds that a packet between two hosts takes, until a fault changes the delay."""
-ANSWERS = (0.0, 0.01, 0.1)
+ANSWER_DELAYS = (0.0, 0.01, 0.1)
 """Possible delays of the registry's answers, in seconds. One of them is drawn for each answer."""
 
 _T = TypeVar("_T")
@@ -47,7 +47,7 @@ class _SlowRegistry:
 
     def _later(self, answer: Deferred[_T]) -> Deferred[_T]:
         later: Deferred[_T] = Deferred()
-        answer.addBoth(lambda result: self._host.callLater(self._random.choice(ANSWERS), later.callback, result))
+        answer.addBoth(lambda result: self._host.callLater(self._random.choice(ANSWER_DELAYS), later.callback, result))
         return later
 
     def watch(self, on_change: Callable[[Twin], None]) -> None:

@@ -31,17 +31,17 @@ TWINS = {"anna": ("relay-1",), "ben": ("relay-2",), "cleo": ("relay-1", "relay-2
 """Twins, and the relays to which each is connected."""
 STEPS = 60
 COMMAND = "note"
-EXPIRES = 1500.0
+CALL_TIMEOUT = 1500.0
 """Seconds for which a caller waits. A walk and its recovery take less, so no call may fail."""
 SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
-LATE = 100.0
+LATE_CALL_TIME = 100.0
 """Seconds of the lab's time after the last answer. A call that is delivered again in this time is noticed."""
-UNANSWERED = 40
+MAX_UNANSWERED = 40
 """Maximum number of unanswered calls of a twin. A twin that has so many makes no further call."""
-BURSTS = (1, 1, 5)
+BURST_SIZES = (1, 1, 5)
 """Possible numbers of calls that a twin makes in a step. A walk draws one of them for each step."""
-MOMENTS = (0.0, 0.005, 0.015, 0.03, 0.1)
+FAULT_DELAYS = (0.0, 0.005, 0.015, 0.03, 0.1)
 """Possible delays, in seconds of the lab's time, between the calls of a step and the fault of this step. A walk draws
 one of them."""
 LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes", "clock jump", "wall clock"})
@@ -120,7 +120,7 @@ class BusWalk:
         except AssertionError as error:
             left = [str(call) for call in self._calls.values() if call.is_open]
             raise AssertionError(f"{error}: {len(left)} calls are lost: {'; '.join(left[:5])}") from error
-        self.lab.network.run(LATE)
+        self.lab.network.run(LATE_CALL_TIME)
         self.check()
 
     def check(self) -> None:
@@ -158,10 +158,10 @@ class BusWalk:
         random = Random(step.chance)
         for number, size in step.says:
             if number < len(self._names):
-                for _ in range(random.choice(BURSTS)):
+                for _ in range(random.choice(BURST_SIZES)):
                     self._call(self._names[number], size, random)
         # The clock is advanced before the fault, so that messages are in transit when the fault happens.
-        self.lab.network.run(random.choice(MOMENTS))
+        self.lab.network.run(random.choice(FAULT_DELAYS))
         if step.fault:
             self.faults.append(step.fault)
             if step.fault == KILL_TWIN:
@@ -180,13 +180,13 @@ class BusWalk:
         self._start(name)
 
     def _call(self, caller: str, size: int, random: Random) -> None:
-        if sum(call.caller == caller and call.is_open for call in self._calls.values()) >= UNANSWERED:
+        if sum(call.caller == caller and call.is_open for call in self._calls.values()) >= MAX_UNANSWERED:
             return
         receiver = random.choice([name for name in self._names if name != caller])
         call = Call(caller, receiver, len(self._calls) + 1)
         self._calls[call.key] = call
         payload = call.key + b"\n" + random.randbytes(size)
-        calling = self.lab.twins[caller].call(self._ids[receiver], COMMAND, payload, timeout=EXPIRES, keep=True)
+        calling = self.lab.twins[caller].call(self._ids[receiver], COMMAND, payload, timeout=CALL_TIMEOUT, keep=True)
         Deferred.fromCoroutine(calling).addCallbacks(self._answered, self._failed, (call,), errbackArgs=(call,))
 
     def _accepted(self, result: None, call: Call) -> None:

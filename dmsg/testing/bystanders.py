@@ -25,7 +25,7 @@ PIECE = 10_000
 """Size in bytes of a piece of data. A bystander sends a piece when the previous one is acknowledged."""
 SLOWED_AT_MOST = 3.0
 """Maximum factor by which a piece of data may take longer during the walk than before the walk."""
-BLAME = frozenset(
+BLAMING_REASONS = frozenset(
     {
         DropReason.BAD_FRAME,
         DropReason.BAD_RECEIPT,
@@ -50,12 +50,14 @@ never count a drop for one of these reasons.
 
 
 def check_blame(servers: Iterable[tuple[str, Server]]) -> None:
-    """Check that honest servers have counted no drop that blames a client (:data:`BLAME`).
+    """Check that honest servers have counted no drop that blames a client (:data:`BLAMING_REASONS`).
 
     :raises PromiseBroken: a server has counted such a drop.
     """
     for name, server in servers:
-        blamed = {reason.value: n for reason, n in server.factory.relay.drops.items() if n and reason in BLAME}
+        blamed = {
+            reason.value: n for reason, n in server.factory.relay.drops.items() if n and reason in BLAMING_REASONS
+        }
         if blamed:
             raise PromiseBroken(f"the honest {name} has charged a fault to somebody who did nothing wrong: {blamed}")
 

@@ -32,12 +32,12 @@ KILL_SENDER, KILL_RECEIVER = "kill sender", "kill receiver"
 INTERRUPT_SENDER, INTERRUPT_RECEIVER = "interrupt sender", "interrupt receiver"
 REPLACE, REPLACE_PARTLY_RECEIVED, FULL_DISK = "replace source", "replace partly received", "full disk"
 LENGTHEN, OVERWRITE = "lengthen offered file", "overwrite source"
-OWN = (
+OWN_FAULTS = (
     *("cut", "cut", KILL_SENDER, KILL_RECEIVER, KILL_RECEIVER, INTERRUPT_SENDER, INTERRUPT_RECEIVER),
     *(fault for fault in (REPLACE, REPLACE_PARTLY_RECEIVED, LENGTHEN, OVERWRITE, FULL_DISK) for _ in range(3)),
     *("kill discovery", "tell two", INTERCEPT, HONEST),
 )
-FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), *OWN, *VISITS)
+FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), *OWN_FAULTS, *VISITS)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
 AIMED_STEPS = 12
 """Number of steps that a walk with aims has for them, in addition to its other steps."""
@@ -56,7 +56,7 @@ ENDS: dict[str, tuple[type[Program], Callable[[Program], None]]] = {
     INTERRUPT_RECEIVER: (ReceiverProgram, Program.interrupt),
 }
 """For each fault that ends a program: the class of this program, and the function that ends it."""
-STEERED = frozenset({*ENDS, REPLACE, REPLACE_PARTLY_RECEIVED, LENGTHEN, OVERWRITE, FULL_DISK})
+AMBUSH_FAULTS = frozenset({*ENDS, REPLACE, REPLACE_PARTLY_RECEIVED, LENGTHEN, OVERWRITE, FULL_DISK})
 """Faults that may be planned as an :class:`Ambush`. The coverage counts them when they happen, not when they are
 planned."""
 AMBUSH_DELAYS = (0.0, 0.003, 0.01, 0.02, 0.3)

@@ -10,7 +10,7 @@ from random import Random
 from typing import Protocol
 
 from dmsg.apps.partial_files import part_of
-from dmsg.testing.code_programs import TRANSFERRING, OfferRecord, Program, ReceiverProgram, SenderProgram
+from dmsg.testing.code_programs import TRANSFER_STATES, OfferRecord, Program, ReceiverProgram, SenderProgram
 from dmsg.testing.determinism import START
 from dmsg.testing.lab import Lab
 from dmsg.testing.promise import PromiseBroken
@@ -217,7 +217,7 @@ class Pair:
         now = self._lab.clock.seconds()
         programs = self.programs
         progress = [(one, one.state, one.share) for one in programs]
-        if progress != self._progress or not all(one.state in TRANSFERRING for one in programs):
+        if progress != self._progress or not all(one.state in TRANSFER_STATES for one in programs):
             self._progress, self._progress_at, self._waiting_since = progress, now, now
         if len(programs) < 2:
             return

@@ -16,7 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes import Code, CodeAgreement, CodeUsedUp, OfferedCode, accept_code, offer_code
 from dmsg.apps.codes.receiver_proof import CLOSE_TIMEOUT
-from dmsg.apps.codes.stream import TRIES
+from dmsg.apps.codes.stream import MAX_WRONG_GUESSES
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
 from dmsg.apps.parcels.sender import FilesSender, SentParcel
@@ -34,7 +34,7 @@ STARTING, OFFERING, AGREEING, SENDING, RECEIVING, FINISHING, STOPPING = STATES =
 )
 """States of a program in the walk. A program is finishing when all content is sent or received, and the transfer
 is not confirmed yet."""
-TRANSFERRING = frozenset({SENDING, RECEIVING, FINISHING})
+TRANSFER_STATES = frozenset({SENDING, RECEIVING, FINISHING})
 """States of a program that has agreed on a code and transfers content."""
 MIN_SERVERS = 2
 """Number of servers to which each program connects."""
@@ -74,8 +74,8 @@ class OfferRecord:
                 raise PromiseBroken("a receiver has completed a key agreement with a peer that did not create the code")
             if any(one.verifier != agreement.verifier for one in self.agreements):
                 raise PromiseBroken("the verifiers of both sides differ")
-        if max(self.counted, self.verdicts) > TRIES:
-            raise PromiseBroken(f"{self.verdicts} wrong guesses were answered, and {TRIES} are allowed")
+        if max(self.counted, self.verdicts) > MAX_WRONG_GUESSES:
+            raise PromiseBroken(f"{self.verdicts} wrong guesses were answered, and {MAX_WRONG_GUESSES} are allowed")
         if self.counted > self.attempts:
             raise PromiseBroken(f"{self.counted} wrong guesses were counted, and {self.attempts} were made")
         if self.counted < self.verdicts:
@@ -122,7 +122,7 @@ class Program:
     def is_waiting(self) -> bool:
         """Whether the program transfers content, and nothing that it has sent is on its way to the other program."""
         stream = self.stream
-        if self.state not in TRANSFERRING or self.has_ended or self.host.is_paused or stream is None:
+        if self.state not in TRANSFER_STATES or self.has_ended or self.host.is_paused or stream is None:
             return False
         is_connected = stream.away_since is None and not stream.disconnecting
         return is_connected and not stream._outbox.size and not stream._carrier.in_flight()  # noqa: SLF001
@@ -243,7 +243,7 @@ class SenderProgram(Program):
 
     def _guessed(self, left: int) -> None:
         assert self.record is not None
-        self.record.counted = TRIES - left
+        self.record.counted = MAX_WRONG_GUESSES - left
 
     def _close_files(self) -> None:
         if self._parcel is not None:

@@ -24,6 +24,7 @@ from twisted.internet.defer import Deferred, succeed
 
 from dmsg.testing.code_kinds import (
     AMBUSH_DELAYS,
+    AMBUSH_FAULTS,
     ENDS,
     EVERY_KIND,
     FULL_DISK,
@@ -34,7 +35,6 @@ from dmsg.testing.code_kinds import (
     OVERWRITE,
     REPLACE,
     REPLACE_PARTLY_RECEIVED,
-    STEERED,
     STEPS,
     Ambush,
     draw_plan,
@@ -68,10 +68,10 @@ DELAY = 0.01
 RATE = 500_000.0
 """Bandwidth, in bytes per second, between a program and a server while no fault changes the bandwidth. It is low, so
 that transfers last long enough for faults."""
-LARGE = 2_000_000
+LARGE_SIZE = 2_000_000
 """Size in bytes of a large file or directory. Half of those that are sent are large. A large transfer takes some
 seconds, so most faults happen during one."""
-REACTION = 0.5
+REACTION_TIME = 0.5
 """Seconds that a person in a walk takes before the next action."""
 SETTLE_TIMEOUT = 800.0
 """Maximum seconds of the lab's time in which everything must finish after the last fault."""
@@ -158,7 +158,7 @@ class CodeWalk:
         self.repaired_at = self.lab.clock.seconds()
         # Each pair ends with one more transfer, which no fault disturbs.
         for pair in self._pairs:
-            pair.begin_transfer(LARGE, self._random)
+            pair.begin_transfer(LARGE_SIZE, self._random)
         try:
             self.lab.network.run_until(self._all_finished, SETTLE_TIMEOUT)
         except AssertionError as error:
@@ -197,23 +197,23 @@ class CodeWalk:
         for number, size in step.says:
             if number < len(self._pairs):
                 drawn = Random(f"{step.chance} {number}")
-                self._pairs[number].begin_transfer(drawn.choice((size, LARGE)), drawn)
+                self._pairs[number].begin_transfer(drawn.choice((size, LARGE_SIZE)), drawn)
         if step.fault:
             self.faults.append(step.fault)
             self._trace.note(self.lab.clock.seconds(), "fault", step.fault)
             if "@" in step.fault:
                 self._aim(step, random)
             else:
-                if step.fault not in STEERED:
+                if step.fault not in AMBUSH_FAULTS:
                     self._note(step.fault)
                 self._make(step, random)
         left = step.seconds
         while True:
-            self.lab.network.run(min(left, REACTION))
+            self.lab.network.run(min(left, REACTION_TIME))
             for pair in self._pairs:
                 pair.proceed()
             self.check()
-            left -= REACTION
+            left -= REACTION_TIME
             if left <= 0:
                 return
 

@@ -42,7 +42,7 @@ from dmsg.testing.key_records import (
 from dmsg.testing.lab import Lab, repeatable_lab
 from dmsg.testing.plan import Aim, Plan, Step, draw
 from dmsg.testing.walk_command import Done, explained, run
-from dmsg.testing.walk_coverage import ANYBODY, WalkCoverage
+from dmsg.testing.walk_coverage import NO_PARTY, WalkCoverage
 
 OWNERS = ("owner-1", "owner-2", "owner-3", "twin of owner-1")
 """Hosts of the programs. The last one uses the key of the first."""
@@ -61,8 +61,8 @@ FAULTS = (*NETWORK, *FORGERIES, DELETE, DELETE, KILL, KILL, RESET)
 _HOSTS = (OWNER, TWIN, OTHER_OWNER, DISCOVERY)
 _PARTIES: dict[str, Sequence[str]] = {
     **dict.fromkeys(NETWORK, _HOSTS),
-    "heal": (ANYBODY,),
-    **dict.fromkeys(FORGERIES, (ANYBODY,)),
+    "heal": (NO_PARTY,),
+    **dict.fromkeys(FORGERIES, (NO_PARTY,)),
     DELETE: _HOSTS[:-1],
     KILL: (DISCOVERY,),
     RESET: _HOSTS,

@@ -2,8 +2,8 @@
 
 The disk stores for each file its synced content, the changes since then, and the content that programs read. As on a
 real disk, some of the unsynced changes survive a power cut: none, all before some moment, or any of them. Each sector
-of :data:`SECTOR` bytes survives or is lost as a whole, so a part of one write can survive. Names of files survive or
-are lost in the same way until their directory is synced.
+of :data:`SECTOR_SIZE` bytes survives or is lost as a whole, so a part of one write can survive. Names of files survive
+or are lost in the same way until their directory is synced.
 
 The disk can also be full, and single operations can fail.
 """
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from enum import Enum
 from random import Random
 
-SECTOR = 512
+SECTOR_SIZE = 512
 """Number of bytes that a disk writes completely or not at all."""
 Torn = Callable[[int, int], bool]
 """Function that returns whether a change of the file reaches a sector of the disk. Its arguments are the numbers of the
@@ -57,8 +57,8 @@ def _write(content: bytearray, offset: int, data: bytes) -> None:
 def _sectors(start: int, end: int) -> Iterator[tuple[int, int, int]]:
     """Return, for each sector that overlaps a range of offsets, its number, and the start and end of the overlap."""
     while start < end:
-        sector = start // SECTOR
-        stop = min(end, (sector + 1) * SECTOR)
+        sector = start // SECTOR_SIZE
+        stop = min(end, (sector + 1) * SECTOR_SIZE)
         yield sector, start, stop
         start = stop
 

@@ -21,11 +21,11 @@ from dmsg.errors import EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.testing.network import Host
 
-LATE = 9.0
+LATE_ANSWER = 9.0
 """Seconds after which a slow discovery answers."""
-ENDLESS = 4 * 1024 * 1024
+ENDLESS_SIZE = 4 * 1024 * 1024
 """Number of bytes that the lie adds to an answer. The client must stop reading before the end."""
-INVENTED = 6
+MAX_INVENTED_SERVERS = 6
 """Maximum number of invented servers in an answer."""
 ADDRESS = "10.9.9.9:8080"
 """Address of the invented servers. There is no host at this address."""
@@ -67,11 +67,11 @@ class LyingDiscovery:
     def available(self, limit: int, since: float) -> Deferred[list[bytes]]:
         """Return the JSON of the listed servers or, as a lie, of invented servers or of none."""
         if self.kind == "wrong servers":
-            return succeed([self._invented() for _ in range(min(limit, INVENTED))])
+            return succeed([self._invented() for _ in range(min(limit, MAX_INVENTED_SERVERS))])
         if self.kind == "no entries":
             return succeed([])
         if self.kind == "slow":
-            return deferLater(self._host.reactor, LATE).addCallback(lambda _: self._available(limit, since))
+            return deferLater(self._host.reactor, LATE_ANSWER).addCallback(lambda _: self._available(limit, since))
         return self._available(limit, since)
 
     def _invented(self) -> bytes:
@@ -91,10 +91,10 @@ class LyingDiscovery:
         return fail(EntryNotFound())
 
     def _slow(self, static: str, body: bytes) -> Deferred[bytes]:
-        return deferLater(self._host.reactor, LATE, lambda: body)
+        return deferLater(self._host.reactor, LATE_ANSWER, lambda: body)
 
     def _endless(self, static: str, body: bytes) -> bytes:
-        return body[:-1] + b" " * ENDLESS + b"}"
+        return body[:-1] + b" " * ENDLESS_SIZE + b"}"
 
     def _changed(self, static: str, body: bytes) -> bytes:
         changed = bytearray(body)

@@ -35,7 +35,7 @@ CLIENTS = ("alice", "bob", "carol")
 STEPS = 60
 CHANNELS = 6
 """Maximum number of channels that are open at the same time."""
-UNACKNOWLEDGED = 1_000_000
+MAX_UNACKNOWLEDGED = 1_000_000
 """Number of bytes in flight at which an end of a channel sends no more data. Bytes are in flight until the other end
 has received them."""
 SETTLE_TIMEOUT = 400.0
@@ -134,7 +134,7 @@ class MessagingWalk:
     def _do(self, step: Step) -> None:
         ends = self._open_ends()
         for number, size in step.says:
-            if number < len(ends) and ends[number].sent - ends[number].other.received < UNACKNOWLEDGED:
+            if number < len(ends) and ends[number].sent - ends[number].other.received < MAX_UNACKNOWLEDGED:
                 ends[number].say(size)
         if step.fault:
             self.faults.append(step.fault)

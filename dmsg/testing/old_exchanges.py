@@ -259,5 +259,5 @@ S->B 03 2005 00
 """,
 }
 """Recorded exchanges of frames, by name."""
-RUDE = frozenset({"request_bad_length", "request_wrong_initiator"})
+RUDE_EXCHANGES = frozenset({"request_bad_length", "request_wrong_initiator"})
 """Names of the exchanges in which a client breaks the protocol, so that its server counts a fault of the client."""

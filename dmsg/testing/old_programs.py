@@ -16,7 +16,7 @@ from dmsg.keys import SecKey
 from dmsg.testing.faults import MALFORMED
 from dmsg.testing.lab import SERVER_PORT, Lab
 from dmsg.testing.network import Host
-from dmsg.testing.old_exchanges import EXCHANGES, RUDE
+from dmsg.testing.old_exchanges import EXCHANGES, RUDE_EXCHANGES
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.raw_client import RawClient, RawFactory
 from dmsg.testing.tcp import End
@@ -202,7 +202,7 @@ class OldPair:
             self.interrupted += 1
             if self._is_steady:
                 raise PromiseBroken("an exchange of programs of 2019 was interrupted")
-        self._begin(self._random.choice(sorted(EXCHANGES.keys() - (RUDE if self._is_steady else set()))))
+        self._begin(self._random.choice(sorted(EXCHANGES.keys() - (RUDE_EXCHANGES if self._is_steady else set()))))
 
     def check(self) -> None:
         """Check that the clients have received only the recorded frames.

@@ -17,19 +17,20 @@ SIZES = (1, 100, 10_000, 300_000)
 """Numbers of bytes that an end of a stream may send in a step."""
 PAUSES = (0.0, 0.01, 0.3, 3.0, 12.0)
 """Possible pauses between two steps, in seconds of the lab's time. The plan draws one of them."""
-SHORT = (0.0, 0.0005, 0.002, 0.01)
-"""Short pauses, in seconds. In half of the cases, a fault of :data:`MOVES` is followed by one of them, otherwise by one
-of :data:`PAUSES`. After a short pause, the next fault happens while a stream opens, closes, or moves to another server.
+SHORT_PAUSES = (0.0, 0.0005, 0.002, 0.01)
+"""Short pauses, in seconds. In half of the cases, a fault of :data:`MOVING_FAULTS` is followed by one of them. All
+other pauses are drawn from :data:`PAUSES`. After a short pause, the next fault happens while a stream opens, closes, or
+moves to another server.
 """
 LIE = "lie: "
 """Prefix of the name of a lie in the coverage of a walk."""
-AIMED = 0.3
+AIM_PROBABILITY = 0.3
 """Probability that a plan with aims continues with one of its aims. It then gets one or more steps that lead to the
 state of the aim, and one with the fault or lie of the aim."""
 PATIENCE, INSTANT = 2.0, 0.0005
 """Maximum seconds of the lab's time for which a fault waits for a state, and seconds between two checks of the state.
 Some states last only for a round trip."""
-MOVES = frozenset({"open", "finish", "kill", "reset", "leave", "poison", LIES})
+MOVING_FAULTS = frozenset({"open", "finish", "kill", "reset", "leave", "poison", LIES})
 """Faults after which a stream may open, close or move."""
 LIES_AT_ONCE = 6
 """Maximum number of lies in one step."""
@@ -174,7 +175,7 @@ def draw(
     random = Random(f"plan {seed}")
     drawn: list[Step] = []
     while len(drawn) < steps:
-        if aims and random.random() < AIMED:
+        if aims and random.random() < AIM_PROBABILITY:
             aim = random.choice(aims)
             way = random.choice((ways or {})[aim.state])
             first = (before_ways or {}).get(aim.state, ())
@@ -186,14 +187,14 @@ def draw(
         if kinds and random.random() < 0.35:
             fault = LIES
         lies = tuple(_draw_lie(random, kinds) for _ in range(random.randint(1, LIES_AT_ONCE))) if fault == LIES else ()
-        pauses = SHORT if fault in MOVES and random.random() < 0.5 else PAUSES
+        pauses = SHORT_PAUSES if fault in MOVING_FAULTS and random.random() < 0.5 else PAUSES
         drawn.append(Step(says, fault, random.getrandbits(32), random.choice(pauses), lies))
     return Plan(seed, tuple(drawn), lying=bool(kinds), keeps_last_lie=bool(kinds) and random.random() < 0.5)
 
 
 def _draw_aimed(random: Random, aim: Aim) -> Step:
     kind = aim.kind.removeprefix(LIE)
-    seconds = random.choice(SHORT)
+    seconds = random.choice(SHORT_PAUSES)
     if kind == aim.kind:
         return Step((), kind, random.getrandbits(32), seconds, at=aim.state, to=aim.party)
     lies = (Lie(kind, 0, random.getrandbits(32)),)

@@ -75,7 +75,7 @@ class RudeProgram:
     def behave(self, kind: str, random: Random) -> None:
         """Open connections to the agent, and violate the agent's protocol on them.
 
-        :param kind: kind of violation, one of ``RUDE``.
+        :param kind: kind of violation, one of ``RUDE_EXCHANGES``.
         """
         self._host.revive()
         to_sink = encode_line({"do": "connect", "to": str(self._peer), "port": SINK, "half_close": False})

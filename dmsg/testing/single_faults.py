@@ -26,7 +26,7 @@ from dmsg.v2019.reachability import CHECK_INTERVAL, CHECK_JITTER
 
 MAX_FILL = 4_000_000
 """Maximum number of bytes that are sent to fill the receive window of a paused reader."""
-SURPLUS = 200_000
+SURPLUS_SIZE = 200_000
 """Number of bytes that are sent in addition to the receive window. These bytes have to wait until the reader reads."""
 MIN_PIECE, MAX_PIECE = 20_000, 65_000
 """Minimum and maximum number of bytes of a frame of this data."""
@@ -41,7 +41,7 @@ CLOSE_DELAY = 0.2
 """Seconds that a packet between a client and the server that shuts down takes while the stream moves."""
 LAST_FRAME_SIZE = 100
 """Number of bytes in the frame that a server drops."""
-LOSSES = 8
+LOSS_COUNT = 8
 """Number of times that a client loses its servers while it posts its entry."""
 DISCOVERY_DELAY = 0.15
 """Seconds that each packet between this client and discovery takes."""
@@ -153,7 +153,7 @@ class SingleFaults:
         stream = talker.transport
         if not self._is_idle(talker) or self._is_initiator(talker) or not isinstance(stream, ClientStream):
             return False
-        if stream.secure_end.offer_window() + SURPLUS > MAX_FILL:
+        if stream.secure_end.offer_window() + SURPLUS_SIZE > MAX_FILL:
             return False
         # Servers of 2019 carry no resumed streams.
         running = [name for name in self._servers if name in self._lab.servers and name not in self._lab.old_servers]
@@ -168,7 +168,7 @@ class SingleFaults:
         assert isinstance(stream, ClientStream) and reader.other is not None
         end = stream.secure_end
         stream.pauseProducing()
-        for _ in range(0, end.offer_window() + SURPLUS, piece):
+        for _ in range(0, end.offer_window() + SURPLUS_SIZE, piece):
             reader.other.say(piece)
             # Pieces of the same reactor turn would share a frame.
             self._lab.network.run(INSTANT)
@@ -221,7 +221,7 @@ class SingleFaults:
             path.delay += DISCOVERY_DELAY
         publisher = client._publisher  # noqa: SLF001  # Clients do not show when they post.
         self._lose_servers(name)
-        for _ in range(LOSSES):
+        for _ in range(LOSS_COUNT):
             self._lab.network.wait_for(lambda: publisher.is_busy, POST_TIMEOUT, 0.01)
             self._lab.network.run(random.uniform(0.0, MAX_POST_SECONDS) + INSTANT)
             self._lose_servers(name)

@@ -32,7 +32,7 @@ class Strangers:
     :param server: name of the server.
     :param victim: key of the attacked client.
     :ivar flooded: whether they have flooded the victim. From then on the server may count violations of the protocol by
-        clients (:data:`~dmsg.testing.bystanders.BLAME`).
+        clients (:data:`~dmsg.testing.bystanders.BLAMING_REASONS`).
     """
 
     def __init__(self, lab: Lab, server: str, victim: PubKey) -> None:

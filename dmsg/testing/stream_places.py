@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from dmsg.streams.carrier import ClientStream
 from dmsg.testing.promise import Talker
-from dmsg.testing.walk_coverage import ANYBODY
+from dmsg.testing.walk_coverage import NO_PARTY
 
 STATES = ("opening", "idle", "in flight", "paused", "moving", "suspended", "closing")
 """States of a stream's end, in the order of the table's columns."""
@@ -51,7 +51,7 @@ def parties_of(kind: str) -> Sequence[str]:
     """Return the parties to which a fault or lie can happen."""
     if kind.startswith("lie: "):
         return _SERVERS
-    return _PARTIES.get(kind, (ANYBODY,))
+    return _PARTIES.get(kind, (NO_PARTY,))
 
 
 def obstacle(kind: str, party: str, state: str) -> str:
@@ -71,7 +71,7 @@ def pairs(places: Iterable[StreamPlace], hosts: Sequence[str]) -> Iterator[tuple
         for host in hosts:
             yield place.party_of(host), place.state
         if not hosts:
-            yield ANYBODY, place.state
+            yield NO_PARTY, place.state
 
 
 def state_of(talker: Talker) -> str | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from dmsg.testing.plan import Aim
 
-ANYBODY = ""
+NO_PARTY = ""
 """Name of the party for a fault that happens to no particular host."""
 FIRST_COLUMN = 48
 """Width of the column with the names of faults and lies and the parties, in characters."""
@@ -37,7 +37,7 @@ Its arguments are the kind of the fault or lie, the party and the state."""
 
 
 def _anybody(kind: str) -> Sequence[str]:
-    return (ANYBODY,)
+    return (NO_PARTY,)
 
 
 def _no_obstacle(kind: str, party: str, state: str) -> str:
@@ -67,7 +67,7 @@ class WalkCoverage:
 
     def note_states(self, kind: str, states: Iterable[str]) -> None:
         """Count a fault or lie that happens to no particular host, once for each of these states."""
-        self.note(kind, ((ANYBODY, state) for state in states))
+        self.note(kind, ((NO_PARTY, state) for state in states))
 
     def note(self, kind: str, places: Iterable[tuple[str, str]]) -> None:
         """Count a fault or lie once for each of ``places``.

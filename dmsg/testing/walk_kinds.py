@@ -22,7 +22,7 @@ SHORT_STATES = frozenset({"opening", "moving", "suspended", "closing"})
 """States that often last for a round trip only."""
 SHORT_STATE_DELAY = 0.02
 """Minimum seconds that a packet takes at first in a walk that aims at one of these states."""
-OLD = 0.3
+OLD_PROGRAMS_PROBABILITY = 0.3
 """Fraction of the walks in which programs of 2019 take part."""
 DISCOVERY_LIE_OF_FAULT = {"honest discovery": "", **{f"discovery: {kind}": kind for kind in DISCOVERY_KINDS}}
 """Kind of lies that discovery tells after each of these faults, by the name of the fault. After the fault with an empty
@@ -69,7 +69,7 @@ def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = (), *, lies: 
         random.choice(SERVERS),
         random.choice(CLIENTS),
         random.choice(SECOND_DISCOVERY),
-        random.random() < OLD,
+        random.random() < OLD_PROGRAMS_PROBABILITY,
         random.choice(DELAYS),
     )
     kinds = list(KINDS) if lies else []

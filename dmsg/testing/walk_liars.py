@@ -69,7 +69,7 @@ class WalkLiars:
 
     def check(self, rude_at: Sequence[str] = ()) -> None:
         """Check that no honest server has counted a violation of the protocol by a client
-        (:data:`~dmsg.testing.bystanders.BLAME`), and that the bystanders were not harmed.
+        (:data:`~dmsg.testing.bystanders.BLAMING_REASONS`), and that the bystanders were not harmed.
 
         :param rude_at: names of servers whose clients do break the protocol.
         :raises PromiseBroken: a server has counted such a violation, or a bystander was harmed.

@@ -18,7 +18,7 @@ from dmsg.testing.stream_places import StreamPlace, state_of
 from dmsg.v2019.client import Client
 
 PORT = 7
-UNACKNOWLEDGED = 4_000_000
+MAX_UNACKNOWLEDGED = 4_000_000
 """Number of unacknowledged bytes at which an end of a stream sends no more data."""
 STREAMS = 6
 """Maximum number of streams that are open at the same time."""
@@ -143,7 +143,7 @@ class WalkStreams:
             if number < len(self.open):
                 talker = self.open[number]
                 may_say = talker.transport is not None and talker.lost is None
-                if may_say and talker.sent - talker.acknowledged < UNACKNOWLEDGED:
+                if may_say and talker.sent - talker.acknowledged < MAX_UNACKNOWLEDGED:
                     talker.say(size)
 
     def say_small_pieces(self, random: Random) -> None:

@@ -40,7 +40,7 @@ from dmsg.net.deadlines import no_answer
 from dmsg.net.pacing import PacedQueue
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
-from dmsg.net.streams.stream import UNREAD, StreamTransport
+from dmsg.net.streams.stream import UNREAD_STREAMS, StreamTransport
 from dmsg.noise.xk import AES_FEATURE
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.agreement import FEATURE, PING_FEATURE, UPGRADE_FEATURE
@@ -168,7 +168,7 @@ class Client(DelegatedClient[ClientSession]):
     def _all_streams(self) -> list[ClientStream]:
         carried = (stream for session in self.sessions() for stream in session.streams)
         mine = self.streams.key.public
-        own = (stream for stream in UNREAD if getattr(stream.getHost(), "public_key", None) == mine)
+        own = (stream for stream in UNREAD_STREAMS if getattr(stream.getHost(), "public_key", None) == mine)
         unread = (stream for stream in own if isinstance(stream, ClientStream))
         return list(dict.fromkeys((*self.streams.all, *carried, *unread)))
 

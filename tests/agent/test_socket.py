@@ -623,7 +623,7 @@ class StrangeTests(AgentCase):
         """Otherwise even ``status`` and ``down`` would fail, because the agent could accept no connection."""
         await self.up()
         self.assertEqual(self.agent.max_programs, program_service.MAX_PROGRAMS)
-        self.patch(service, "max_connections", lambda: programs.RESERVE + 20)
+        self.patch(service, "max_connections", lambda: programs.RESERVED_CONNECTIONS + 20)
         self.assertEqual(self.agent.max_programs, 20)
         channels = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(21)]
         for channel in channels:

@@ -362,7 +362,7 @@ class CountTests(LakeCase):
         )
         lake._write(written.repartition(2), table, "run=a b.1.00")
         here = table.written_files("run=a b.1.00")
-        self.patch(data_files, "FOOTERS", 0)
+        self.patch(data_files, "MAX_FOOTERS_READ", 0)
         by_spark = table.written_files("run=a b.1.00", lambda directory: lake._count(table, directory))
         self.assertEqual(by_spark, here)
         self.assertEqual(sum(part.rows for part in here), 5)

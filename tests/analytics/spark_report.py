@@ -143,7 +143,7 @@ class ReportTests(LakeCase):
         """The page shows 1000 rows of a table and 300 servers; the tiles are of all."""
         lake = Story.told().pipeline().lake
         whole = collect(lake).totals
-        for name in ("ROWS", "SERVERS", "MAX_AGREEING_ROWS"):
+        for name in ("MAX_ROWS", "MAX_SERVERS", "MAX_AGREEING_ROWS"):
             self.patch(report_data, name, 1)
         self.assertEqual(collect(lake).totals, whole)
 

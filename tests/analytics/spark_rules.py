@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import silver
-from dmsg.analytics.event_rules import LARGEST
+from dmsg.analytics.event_rules import LARGEST_NUMBER
 from dmsg.analytics.gold import abuse, capacity, lost_transports, network, settlement, traffic, uptime
 from dmsg.analytics.gold.histograms import FIRST_MS, SHARES, percentile
 from dmsg.analytics.schemas import BRONZE, DAILY, LIES, OVERALL, SILVER
@@ -277,7 +277,7 @@ class CapacityTests(SynchronousTestCase):
         self.assertIn("answers in", slow["reasons"])
         self.assertEqual([found[one]["honesty"] for one in (S1, S2)], [1.0, 1.0])
         liar = self.placed({S1: counts(b4=9), S2: counts(b4=9)}, **{S2: LIES})
-        self.assertEqual([liar[one]["honesty"] for one in (S1, S2)], [1.0, capacity.DISHONEST])
+        self.assertEqual([liar[one]["honesty"] for one in (S1, S2)], [1.0, capacity.DISHONEST_FACTOR])
         self.assertLess(liar[S2]["weight"], liar[S1]["weight"])
 
 
@@ -295,7 +295,7 @@ class SumTests(SynchronousTestCase):
     def closes(self, count: int, **values: Any) -> DataFrame:
         row = {"server": S1, "dt": DAY, "hour": 1, "what": "close", "src": "a", "dst": "b", "reason": "unspecified"}
         ways = ("data_ab", "data_ba", "total_ab", "total_ba", "frames_ab", "frames_ba", "acks_ab", "acks_ba")
-        row |= dict.fromkeys(ways, LARGEST) | values
+        row |= dict.fromkeys(ways, LARGEST_NUMBER) | values
         rows = [row | {"transport": str(number)} for number in range(count)]
         return frame(rows, SILVER["transports"].schema)
 
@@ -307,16 +307,16 @@ class SumTests(SynchronousTestCase):
         )
         self.assertEqual([pair[name] for name in ("bytes_ab", "bytes_ba")], [self.LIMIT] * 2)
         exact = self.only(traffic.traffic_hour(self.closes(3)))
-        self.assertEqual((exact["bytes"], exact["frames"]), (6 * LARGEST, 6 * LARGEST))
+        self.assertEqual((exact["bytes"], exact["frames"]), (6 * LARGEST_NUMBER, 6 * LARGEST_NUMBER))
         none = self.only(
             traffic.traffic_hour(self.closes(1, **dict.fromkeys(("data_ab", "data_ba", "frames_ab", "frames_ba"))))
         )
         self.assertEqual((none["bytes"], none["frames"]), (0, 0))
 
     def test_traffic_is_never_negative(self) -> None:
-        dropped = self.closes(2, data_ab=1, data_ba=1, dropped_ab=LARGEST, dropped_ba=LARGEST)
+        dropped = self.closes(2, data_ab=1, data_ba=1, dropped_ab=LARGEST_NUMBER, dropped_ba=LARGEST_NUMBER)
         hour, pair = self.only(traffic.traffic_hour(dropped)), self.only(traffic.pair_day(dropped))
-        self.assertEqual((hour["bytes"], hour["dropped_bytes"]), (0, 4 * LARGEST))
+        self.assertEqual((hour["bytes"], hour["dropped_bytes"]), (0, 4 * LARGEST_NUMBER))
         self.assertEqual((pair["bytes_ab"], pair["bytes_ba"]), (0, 0))
 
     def test_settlement(self) -> None:
@@ -324,8 +324,15 @@ class SumTests(SynchronousTestCase):
         verdicts = settlement.verdicts(settlement.three_words(self.closes(self.EVENTS), receipts))
         day = self.only(settlement.settlement_day(verdicts))
         self.assertEqual((day["transports"], day["claimed_bytes"]), (self.EVENTS, self.LIMIT))
-        words = {name: LARGEST for name in ("sure_claimed", "sure_word", "left_claimed", "left_word")}
-        row = {"server": S1, "dt": DAY, "state": "conflict", "claimed": 2 * LARGEST, "credited": LARGEST, **words}
+        words = {name: LARGEST_NUMBER for name in ("sure_claimed", "sure_word", "left_claimed", "left_word")}
+        row = {
+            "server": S1,
+            "dt": DAY,
+            "state": "conflict",
+            "claimed": 2 * LARGEST_NUMBER,
+            "credited": LARGEST_NUMBER,
+            **words,
+        }
         # The initiators differ, so that sums of sums are tested.
         rows = [row | {"initiator": number % 50} for number in range(2 * self.EVENTS)]
         day = self.only(settlement.settlement_day(frame(rows, SILVER["verdicts"].schema)))
@@ -334,7 +341,7 @@ class SumTests(SynchronousTestCase):
 
     def test_a_claim_is_never_negative(self) -> None:
         """A server may report more dropped bytes than received ones."""
-        closes = self.closes(2, total_ab=5, dropped_ab=LARGEST, total_ba=7)
+        closes = self.closes(2, total_ab=5, dropped_ab=LARGEST_NUMBER, total_ba=7)
         receipts = frame([], SILVER["receipts"].schema)
         words = rows_of(settlement.three_words(closes, receipts))
         self.assertEqual([(row["relay_ab"], row["relay_ba"]) for row in words], [(0, 7)] * 2)
@@ -360,10 +367,18 @@ class SumTests(SynchronousTestCase):
 
     def test_other_counters(self) -> None:
         many = range(self.EVENTS)
-        session = {"server": S1, "dt": DAY, "peer": "p", "reason": "connection_lost", "bytes": LARGEST}
+        session = {"server": S1, "dt": DAY, "peer": "p", "reason": "connection_lost", "bytes": LARGEST_NUMBER}
         day = self.only(traffic.session_day(frame([session for _ in many], SILVER["sessions"].schema)))
         self.assertEqual((day["bytes"], day["sessions"]), (self.LIMIT, self.EVENTS))
-        refused = {"producer": S1, "dt": DAY, "hour": 1, "what": "lookup", "who": "w", "n": LARGEST, "targets": LARGEST}
+        refused = {
+            "producer": S1,
+            "dt": DAY,
+            "hour": 1,
+            "what": "lookup",
+            "who": "w",
+            "n": LARGEST_NUMBER,
+            "targets": LARGEST_NUMBER,
+        }
         refusals = frame([refused | {"reason": "rate_limited"} for _ in many], SILVER["refusals"].schema)
         entries, closes = (frame([], SILVER[name].schema) for name in ("entries", "transports"))
         self.assertEqual(self.only(abuse.refusal_hour(refusals))["n"], self.LIMIT)
@@ -373,7 +388,7 @@ class SumTests(SynchronousTestCase):
         self.assertEqual((found["refused"], found["targets"]), (self.LIMIT, self.LIMIT))
         beat = {"producer": S1, "role": "server", "boot": "b", "dt": DAY, "at": datetime(2026, 3, 10, 1)}
         beat |= {"covers_from": datetime(2026, 3, 10, 1), "capacity": 5, "sessions": 1}
-        beats = [beat | dict.fromkeys(("frames", "bytes", "cpu_ms", "lost"), LARGEST) for _ in many]
+        beats = [beat | dict.fromkeys(("frames", "bytes", "cpu_ms", "lost"), LARGEST_NUMBER) for _ in many]
         hours = uptime.server_hour(frame(beats, SILVER["heartbeats"].schema), entries)
         hour = self.only(hours)
         self.assertEqual([hour[name] for name in ("frames", "bytes", "cpu_ms", "lost_events")], [self.LIMIT] * 4)
@@ -391,7 +406,7 @@ class SumTests(SynchronousTestCase):
 
     def test_traffic_of_killed_servers(self) -> None:
         opened = {"server": S1, "boot": "killed", "transport": "t", "dt": DAY, "what": "open"}
-        told = opened | {"what": "progress", "data_ab": LARGEST, "data_ba": LARGEST}
+        told = opened | {"what": "progress", "data_ab": LARGEST_NUMBER, "data_ba": LARGEST_NUMBER}
         rows = [opened | {"at": datetime(2026, 3, 10, 9)}, *[told for _ in range(self.EVENTS)]]
         verdicts, receipts = (frame([], SILVER[name].schema) for name in ("verdicts", "receipts"))
         events = frame(rows, SILVER["transports"].schema)
@@ -408,7 +423,14 @@ class SumTests(SynchronousTestCase):
 
     def test_numbers_of_events(self) -> None:
         """A process may number its only event as high as it likes."""
-        row = {"producer": S1, "dt": DAY, "events": 1, "distinct_events": 1, "first": LARGEST, "last": LARGEST}
+        row = {
+            "producer": S1,
+            "dt": DAY,
+            "events": 1,
+            "distinct_events": 1,
+            "first": LARGEST_NUMBER,
+            "last": LARGEST_NUMBER,
+        }
         row |= {"greatest_start": 0, "least_start": 0}
         rows = [row | {"boot": str(number)} for number in range(self.EVENTS)]
         day = self.only(network.quality_day(frame(rows, NUMBERS.schema)))

@@ -196,7 +196,7 @@ class CommandTests(SynchronousTestCase):
         self.assertIn("the tables have no data of 2020-01-01", self.said("2020-01-01")[1])
 
     def test_too_many_pairs_are_not_judged(self) -> None:
-        self.patch(explain, "PAIRS", 0)
+        self.patch(explain, "MAX_PAIRS", 0)
         store = Store(str(Story.told().out))
         sections = {one.title: one for one in explain.explain(store, store.computed_state(), S1, DAY)}
         self.assertEqual(sections["Self-dealing"].verdict, "not judged")

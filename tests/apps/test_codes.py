@@ -10,12 +10,12 @@ from hypothesis import given, settings, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.codes.pake import ELEMENT_SIZE, MAX_MESSAGE, Agreement, CodeProtocolError, Role, WrongCode
-from dmsg.apps.codes.stream import TRIES
+from dmsg.apps.codes.stream import MAX_WRONG_GUESSES
 from dmsg.apps.codes.words import (
     CHECK_BITS,
+    DEFAULT_WORDS,
     EXAMPLE,
     MIN_WORDS,
-    WORDS,
     Code,
     CodeError,
     completions,
@@ -69,7 +69,7 @@ class WordTests(SynchronousTestCase):
         fits = sum(Code(5274, ("guitar", "alpha", word)).fits for word in word_list())
         fits += sum(Code(5274, ("zoo", word, "juice")).fits for word in word_list())
         self.assertAlmostEqual(fits / 4096, 2**-CHECK_BITS, delta=0.005)
-        self.assertLess(TRIES / 2 ** (11 * WORDS - CHECK_BITS), 1 / 4_000_000)
+        self.assertLess(MAX_WRONG_GUESSES / 2 ** (11 * DEFAULT_WORDS - CHECK_BITS), 1 / 4_000_000)
 
     def test_a_code_of_an_older_dmsg(self) -> None:
         self.assertIn("too old", str(self.assertRaises(CodeError, Code.parse, "7-guitar-alpha")))

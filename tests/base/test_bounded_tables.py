@@ -8,7 +8,7 @@ from collections import Counter, OrderedDict
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.bounded_tables import SPARSE, SPARSE_ENTRY, compact, decrement, remember
-from dmsg.base.priority_queue import SLACK, PriorityQueue
+from dmsg.base.priority_queue import MAX_STALE_ENTRIES, PriorityQueue
 
 
 class TableTests(SynchronousTestCase):
@@ -48,6 +48,6 @@ class PriorityQueueTests(SynchronousTestCase):
         for number in range(50):
             ranked.remove(f"b{number}")
         self.assertEqual((ranked.first(), len(ranked)), ("a", 1))
-        self.assertLessEqual(len(ranked._heap), 2 + SLACK)
+        self.assertLessEqual(len(ranked._heap), 2 + MAX_STALE_ENTRIES)
         ranked.remove("a")
         self.assertEqual(ranked._heap, [])

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.base.memory import MIN_LIMIT, OLD, SHARE, UNKNOWN, Holding, Memory, default_limit
+from dmsg.base.memory import ASSUMED_MEMORY, MEMORY_DIVISOR, MIN_LIMIT, OLD_AFTER, Holding, Memory, default_limit
 
 
 class MemoryTests(SynchronousTestCase):
@@ -37,15 +37,15 @@ class MemoryTests(SynchronousTestCase):
     def test_old_data_is_dropped_before_larger_holdings(self) -> None:
         self.hold(("innocent",), 900)
         for number in range(20):
-            self.hold((f"stranger {number}",), 10 + number, OLD)
+            self.hold((f"stranger {number}",), 10 + number, OLD_AFTER)
         self.memory.check()
         self.assertTrue(all(one[0].startswith("stranger") for one in self.gave))
         self.assertEqual(self.memory.total, 900)
 
     def test_the_largest_holding_of_the_largest_owner_is_dropped(self) -> None:
-        self.hold(("a",), 300, OLD)
-        self.hold(("b",), 250, OLD)
-        self.hold(("b",), 200, OLD)
+        self.hold(("a",), 300, OLD_AFTER)
+        self.hold(("b",), 250, OLD_AFTER)
+        self.hold(("b",), 200, OLD_AFTER)
         self.hold(("c",), 400)
         self.memory.check()
         self.assertEqual(self.gave, [("b", 250), ("a", 300)][: len(self.gave)])
@@ -54,8 +54,8 @@ class MemoryTests(SynchronousTestCase):
     def test_many_keys_at_one_address_count_as_one_owner(self) -> None:
         """A single larger holding at another address is dropped after them."""
         for number in range(30):
-            self.hold(("203.0.113.7", f"key {number}"), 30, OLD)
-        self.hold(("198.51.100.1", "key"), 500, OLD)
+            self.hold(("203.0.113.7", f"key {number}"), 30, OLD_AFTER)
+        self.hold(("198.51.100.1", "key"), 500, OLD_AFTER)
         self.memory.check()
         self.assertTrue(all(one[0] == "203.0.113.7" for one in self.gave[:13]), self.gave)
 
@@ -63,8 +63,8 @@ class MemoryTests(SynchronousTestCase):
         """Thirty addresses of one /24 that hold little each give before one elsewhere that holds more than any."""
         around = (("203.0.113.0/24", 8),)
         for number in range(30):
-            self.hold((f"203.0.113.{number}", "key"), 100, OLD, around=around)
-        self.hold(("198.51.100.1", "key"), 300, OLD)
+            self.hold((f"203.0.113.{number}", "key"), 100, OLD_AFTER, around=around)
+        self.hold(("198.51.100.1", "key"), 300, OLD_AFTER)
         self.memory.check()
         self.assertEqual([one[0].startswith("203.0.113.") for one in self.gave[:7]], [True] * 6 + [False])
 
@@ -87,4 +87,6 @@ class MemoryTests(SynchronousTestCase):
         self.assertGreaterEqual(default_limit(), MIN_LIMIT)
         self.patch(Path, "read_text", lambda path: "max")
         self.patch(os, "sysconf", lambda name: -1)
-        self.assertEqual(default_limit(), UNKNOWN // SHARE, "a system that does not say it has not none")
+        self.assertEqual(
+            default_limit(), ASSUMED_MEMORY // MEMORY_DIVISOR, "a system that does not say it has not none"
+        )

@@ -23,7 +23,7 @@ from dmsg.cli.files.urls import http_url
 from dmsg.cli.main import COMMANDS, GROUPS, main
 from dmsg.cli.params import client_options_of
 from dmsg.cli.screen import print_table
-from dmsg.cli.suggestions import BELOW, COMMANDS as HABITS
+from dmsg.cli.suggestions import COMMANDS as HABITS, SUBCOMMANDS
 from dmsg.clients.address_book import AddressBook
 from dmsg.errors import ConnectFailed, ConnectTimeout, EntryNotFound, WrongUse
 from dmsg.keys import SecKey
@@ -64,7 +64,7 @@ class SuggestionTests(WordsCase):
         self.assertIn("say: dmsg discovery list", self.told("discovery", "ls"))
         self.assertIn("say: dmsg key new", self.told("key", "create", "x"))
         self.assertNotIn("say:", self.told("qqqq"))
-        self.assertEqual(set(BELOW) & {"add", "list", "show", "remove", "new"}, set())
+        self.assertEqual(set(SUBCOMMANDS) & {"add", "list", "show", "remove", "new"}, set())
 
     def test_arguments_of_other_programs_get_a_suggestion(self) -> None:
         for typed, line in (

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.apps.codes.words import WORDS, Code
+from dmsg.apps.codes.words import DEFAULT_WORDS, Code
 from tests.docs.blocks import all_pages
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
@@ -55,7 +55,7 @@ class PictureTests(SynchronousTestCase):
         found = {code for text in texts for code in re.findall(r"(?:code: |receive |pair \w+ )(\d+-[a-z-]+)", text)}
         self.assertGreaterEqual(len(found), 3)  # Two pictures are in the session, and one is in pages.
         for code in found:
-            self.assertEqual((len(Code.parse(code).words), str(Code.parse(code))), (WORDS, code))
+            self.assertEqual((len(Code.parse(code).words), str(Code.parse(code))), (DEFAULT_WORDS, code))
 
     def test_each_picture_is_used(self) -> None:
         pages = "".join(path.read_text() for path in PICTURES.parent.rglob("*.md") if "_build" not in path.parts)

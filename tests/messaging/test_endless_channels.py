@@ -11,7 +11,7 @@ from dmsg.messaging.core.agreement import Proposal
 from dmsg.messaging.core.events import Event, Requested
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, ID_COUNT, Profile, encode_close, encode_open
-from dmsg.net.turn_share import FRAMES
+from dmsg.net.turn_share import CLIENT_FRAMES
 from dmsg.noise.handshake import HANDSHAKE_FRAMES
 from tests.messaging.support import KEYS
 
@@ -31,7 +31,7 @@ class HandshakeLimitsTests(SynchronousTestCase):
         return encode_open(Profile.SEED, number, A.public, proposal.message)
 
     def receive(self, data: bytes) -> list[Event]:
-        _, events = self.core.receive_frames(bytearray(data), len(data), FRAMES)
+        _, events = self.core.receive_frames(bytearray(data), len(data), CLIENT_FRAMES)
         return events
 
     def test_the_key_agreements_of_one_read_are_limited(self) -> None:
@@ -39,10 +39,10 @@ class HandshakeLimitsTests(SynchronousTestCase):
         data = bytearray(b"".join(self.opening(number) for number in range(40)))
         counts = []
         while data:
-            taken, events = self.core.receive_frames(data, len(data), FRAMES)
+            taken, events = self.core.receive_frames(data, len(data), CLIENT_FRAMES)
             del data[:taken]
             counts.append(len(events))
-            self.assertEqual(self.core.has_frames_left, len(events) == FRAMES // HANDSHAKE_FRAMES)
+            self.assertEqual(self.core.has_frames_left, len(events) == CLIENT_FRAMES // HANDSHAKE_FRAMES)
         self.assertEqual(counts, [16, 16, 8])
 
     def test_a_repeated_opening_is_refused(self) -> None:

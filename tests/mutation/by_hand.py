@@ -112,7 +112,7 @@ OF_STREAMS: dict[str, tuple[str, Sequence[Change]]] = {
     ),
     "a CLOSE of a server ends the stream": (
         _STREAMS,
-        [("if not resumable or (final and reason in FINAL):", "if not resumable or reason in FINAL:")],
+        [("if not resumable or (final and reason in FINAL_REASONS):", "if not resumable or reason in FINAL_REASONS:")],
     ),
     "a stall is noticed without consequence": (_STREAMS, [(_SUSPEND, " " * 20 + "pass")]),
 }
@@ -276,7 +276,7 @@ OF_CODES: dict[str, tuple[str, Sequence[Change]]] = {
     "a code survives five wrong guesses": (_CODE_STREAM, [("            if self.tries > 0:", "            if True:")]),
     "a right guess resets the count": (
         _CODE_STREAM,
-        [("            self.tries -= 1\n", "            self.tries -= self.tries == TRIES\n")],
+        [("            self.tries -= 1\n", "            self.tries -= self.tries == MAX_WRONG_GUESSES\n")],
     ),
     "every failed agreement counts as a wrong guess": (
         _CODE_STREAM,

@@ -22,8 +22,9 @@ _LEAST_KIND = "the kind compared with has the smallest number of its enumeration
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
         f"{_CODES}/words.py",
-        "if at < len(words) and (words[at] == text or (len(text) >= DISTINCT and words[at].startswith(text))):",
-        "if at != len(words) and (words[at] == text or (len(text) >= DISTINCT and words[at].startswith(text))):",
+        "if at < len(words) and (words[at] == text or (len(text) >= DISTINCT_LETTERS and words[at].startswith(text))):",
+        "if at != len(words) and "
+        "(words[at] == text or (len(text) >= DISTINCT_LETTERS and words[at].startswith(text))):",
     ): _AT_MOST,
     (
         f"{_CODES}/words.py",
@@ -38,8 +39,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "at most one word is asked for",
     (
         "dmsg/discovery/entries/nameplates.py",
-        "while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:",
-        "while found < len(DIGITS) ^ 1 and in_use > DENSE * 10 ** DIGITS[found]:",
+        "while found < len(DIGITS) - 1 and in_use > MAX_DENSITY * 10 ** DIGITS[found]:",
+        "while found < len(DIGITS) ^ 1 and in_use > MAX_DENSITY * 10 ** DIGITS[found]:",
     ): "there are three lengths, and 3 ^ 1 is 3 - 1",
     (
         "dmsg/discovery/entries/rules.py",
@@ -53,7 +54,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "there are two forms at most",
     (
         f"{_MESSAGING}/congestion.py",
-        "end.backlog.append(bytearray(data) if len(data) < SMALL else data)",
+        "end.backlog.append(bytearray(data) if len(data) < MIN_PIECE_SIZE else data)",
         ANY,
     ): "a piece that may not be joined is sent as it is: the same bytes",
     (
@@ -145,8 +146,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "the limit is 1 at least",
     (
         f"{_RMB}/relay/federation/offers.py",
-        "or of_session >= MAX_OFFERED // PART",
-        "or of_session == MAX_OFFERED // PART",
+        "or of_session >= MAX_OFFERED // SHARE_DIVISOR",
+        "or of_session == MAX_OFFERED // SHARE_DIVISOR",
     ): _AT_MOST,
     (
         f"{_RMB}/relay/federation/slots.py",

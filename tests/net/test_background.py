@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import TestCase
 
-from dmsg.net.background import SLICE, work, work_for_strangers
+from dmsg.net.background import TURN_SLICE, work, work_for_strangers
 from dmsg.net.reactor import the_reactor
 
-STEP = SLICE / 4
+STEP = TURN_SLICE / 4
 """Seconds that one step of the work keeps the processor."""
 
 

@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.net.links.acceptor import FAILED_BURST, FAILED_RATE, FLOOD_BURST
-from dmsg.net.turn_share import MAX_SHARE, MIN_SHARE, STEPS, TURN, TurnShare
+from dmsg.net.turn_share import MAX_SHARE, MIN_SHARE, SERVER_FRAMES, TURN_BUDGET, TurnShare
 from dmsg.net.turns import HoldReason
 from dmsg.servers.serving import STRAY_BURST
 from dmsg.testing.raw_client import RawClient
@@ -47,7 +47,7 @@ class ShareTests(SynchronousTestCase):
 
     def test_the_next_turn_is_scheduled_without_a_request(self) -> None:
         self.share.used("a", MAX_SHARE)
-        self.clock.advance(TURN)
+        self.clock.advance(TURN_BUDGET)
         self.share.used("b", 0.0)
         self.assertTrue(self.share.allows("a"))
 
@@ -126,7 +126,7 @@ class ShareTests(SynchronousTestCase):
     def test_many_owners_get_smaller_parts(self) -> None:
         for number in range(1000):
             self.share.used(f"{number}", 1e-6)
-        self.clock.advance(TURN)
+        self.clock.advance(TURN_BUDGET)
         self.share.used("x", MIN_SHARE / 2)
         self.assertTrue(self.share.allows("x"))
         self.share.used("x", MIN_SHARE / 2)
@@ -185,15 +185,15 @@ class LinkTests(SynchronousTestCase):
         one.send(encode_frame(FWD, 2, b"\0\1a"))
         for pump in self.network.pumps:
             pump.pump()
-        self.assertEqual(sum(factory.relay.drops.values()), STEPS)
+        self.assertEqual(sum(factory.relay.drops.values()), SERVER_FRAMES)
         self.clock.advance(0)
         for pump in self.network.pumps:
             pump.pump()
-        self.assertLessEqual(sum(factory.relay.drops.values()), 2 * STEPS)
+        self.assertLessEqual(sum(factory.relay.drops.values()), 2 * SERVER_FRAMES)
         self.assertEqual(two.take(), [Frame(FWD, theirs, b"\0\1a")])
         self.network.settle()
         self.assertEqual(sum(factory.relay.drops.values()), 10_000 + 1)
-        self.assertGreater(factory.share.waited, 10_000 // STEPS - 1)
+        self.assertGreater(factory.share.waited, 10_000 // SERVER_FRAMES - 1)
 
     @given(st.lists(st.integers(0, 3), max_size=40), st.lists(st.integers(1, 4000), max_size=4), st.booleans())
     def test_frames_before_the_end_of_a_turn_are_delivered(self, kinds: list[int], cuts: list[int], bad: bool) -> None:

@@ -17,7 +17,7 @@ from dmsg.base.cipher_names import AUTO, CIPHER_SETTINGS, Cipher
 from dmsg.errors import DropReason
 from dmsg.net import cipher_choice
 from dmsg.noise import ciphers
-from dmsg.noise.ciphers import NEVER, REKEY_AFTER, begin_cipher, first_key, next_key, rekey_after
+from dmsg.noise.ciphers import NO_REKEY, REKEY_AFTER, begin_cipher, first_key, next_key, rekey_after
 from dmsg.noise.handshake import Handshake, Pattern
 from dmsg.noise.records import MAX_RECORD, RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake
@@ -54,7 +54,7 @@ class KeyTests(SynchronousTestCase):
 
     def test_only_aes_changes_its_keys(self) -> None:
         self.assertEqual(rekey_after(Cipher.AES_256_GCM), REKEY_AFTER)
-        self.assertEqual(rekey_after(Cipher.CHACHA20_POLY1305), NEVER)
+        self.assertEqual(rekey_after(Cipher.CHACHA20_POLY1305), NO_REKEY)
 
     def test_the_bound_of_the_draft_holds(self) -> None:
         """Confidentiality: (blocks + messages + 1)^2 / 2^129, for messages of 64 KiB."""

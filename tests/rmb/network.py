@@ -139,7 +139,7 @@ class RmbCase(TestCase):
 
     def setUp(self) -> None:
         # The same rounds, but tenths of a second long.
-        self.patch(server, "ROUND", 0.2)
+        self.patch(server, "ROUND_INTERVAL", 0.2)
         for module in (periodic, federation):
             self.patch(module, "SPILL_AFTER", 0.4)
         # Every relay of a test has just been started.

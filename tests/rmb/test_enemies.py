@@ -13,7 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
-from dmsg.net.turn_share import STEPS
+from dmsg.net.turn_share import SERVER_FRAMES
 from dmsg.net.websocket import frames
 from dmsg.rmb.errors import Drop, IdentityError, RegistryUnavailable
 from dmsg.rmb.registry.client import HTTPRegistry
@@ -92,7 +92,7 @@ class SessionTests(SocketPairCase):
             turns += 1
             await pause()
         self.assertEqual([bytes(one) for one in a.pongs.pending], [b"%d" % one for one in range(number)])
-        self.assertGreater(turns, number // STEPS // 2)
+        self.assertGreater(turns, number // SERVER_FRAMES // 2)
 
     @asynchronous
     async def test_a_message_that_ends_in_a_later_turn(self) -> None:
@@ -127,7 +127,7 @@ class SessionTests(SocketPairCase):
         envelope.timestamp = int(self.now())
         frame = frames.encode(frames.BINARY, envelope.SerializeToString(), b"mask")
         a.socket.transport.write(frame[:-100])
-        await self.until(lambda: session.unfinished > sessions.SMALL)
+        await self.until(lambda: session.unfinished > sessions.MAX_UNWATCHED_SIZE)
         session.socket.share = Tired()
         a.socket.transport.write(frame[-100:])
         self.assertEqual(len((await b.messages.get()).plain), 300_000)

@@ -337,7 +337,7 @@ class CacheTests(SynchronousTestCase):
         other = self.cache.get(2)
         self.behind.asked[2].errback(RegistryUnavailable("away"))
         self.failureResultOf(other, RegistryUnavailable)
-        self.clock.advance(cache.STALE)
+        self.clock.advance(cache.MAX_STALE_AGE)
         got = self.cache.get(1)
         self.behind.asked[3].errback(RegistryUnavailable("away"))
         self.failureResultOf(got, RegistryUnavailable)

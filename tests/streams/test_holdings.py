@@ -15,12 +15,12 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.apps.splice import SplicedConnection, SpliceFactory
-from dmsg.base.memory import OLD, Memory
+from dmsg.base.memory import OLD_AFTER, Memory
 from dmsg.errors import CloseReason
 from dmsg.keys import SecKey
 from dmsg.net.streams.address import DmsgAddress, StreamLost
 from dmsg.net.streams.outbox import LARGEST_PIECE
-from dmsg.net.streams.stream import UNREAD
+from dmsg.net.streams.stream import UNREAD_STREAMS
 from dmsg.streams import streams as streams_module
 from dmsg.streams.core.resumption import INITIAL_WINDOW
 from dmsg.streams.holdings import CHECK_INTERVAL, STREAM_SIZE, StreamHoldings
@@ -157,7 +157,7 @@ class AccountTests(SecureCase):
         moving, theirs = self.open()
         self.listeners[7].built[0].transport.pauseProducing()  # type: ignore[attr-defined]
         stuck.transport.write(bytes(3_000_000))
-        for _ in range(int((OLD + 2) / CHECK_INTERVAL)):
+        for _ in range(int((OLD_AFTER + 2) / CHECK_INTERVAL)):
             moving.transport.write(bytes(100_000))
             self.network.settle()
             clock.advance(CHECK_INTERVAL)
@@ -193,12 +193,12 @@ class AccountTests(SecureCase):
         mine.transport.abortConnection()
         self.network.settle()
         self.assertIsNone(theirs.lost)
-        self.assertIn(theirs.transport, UNREAD)
+        self.assertIn(theirs.transport, UNREAD_STREAMS)
         self.assertGreater(theirs.transport.held, 60_000)
         transport = theirs.transport
         transport.abortConnection()
         self.assertIsNotNone(theirs.lost)
-        self.assertNotIn(transport, UNREAD)
+        self.assertNotIn(transport, UNREAD_STREAMS)
 
     def test_a_self_paused_producer_is_resumed_at_the_end(self) -> None:
         """An echo pauses its own producer. At the end, nothing else would resume it."""
@@ -209,7 +209,7 @@ class AccountTests(SecureCase):
         self.network.settle()
         mine.transport.abortConnection()
         self.network.settle()
-        self.assertEqual((len(theirs.data), theirs.transport in UNREAD), (1000, False))
+        self.assertEqual((len(theirs.data), theirs.transport in UNREAD_STREAMS), (1000, False))
         self.assertIsNotNone(theirs.lost)
 
     def test_acknowledged_parts_of_writes_are_released(self) -> None:

@@ -11,7 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import SecKey
 from dmsg.telemetry import credits
-from dmsg.telemetry.credits import DAYS_BEFORE, LARGEST, Credits, InputError, compute_credits
+from dmsg.telemetry.credits import DAYS_BEFORE, MAX_RECEIPT_BYTES, Credits, InputError, compute_credits
 from dmsg.telemetry.receipts import Role
 from dmsg.telemetry.statements import body_of
 from tests.telemetry.receipt_files import (
@@ -174,12 +174,14 @@ class EnemyTests(CreditCase):
         self.assertEqual((self.credited(), self.credited(day=AFTER)), (100, 0))
 
     def test_giant_numbers(self) -> None:
-        self.file(*map(line, both(1, LARGEST, LARGEST)))
-        self.file(*map(line, both(2, LARGEST + 1, 0)))
+        self.file(*map(line, both(1, MAX_RECEIPT_BYTES, MAX_RECEIPT_BYTES)))
+        self.file(*map(line, both(2, MAX_RECEIPT_BYTES + 1, 0)))
         self.file(*map(line, both(3, 2**63 - 1, 2**63 - 1)))
-        self.assertEqual(self.credited(), 2 * LARGEST)
-        self.file(*(one for number in range(4, 14) for one in map(line, both(number, LARGEST, LARGEST))))
-        self.assertEqual(self.credited(), 22 * LARGEST)  # The sum is above 2^53, and exact.
+        self.assertEqual(self.credited(), 2 * MAX_RECEIPT_BYTES)
+        self.file(
+            *(one for number in range(4, 14) for one in map(line, both(number, MAX_RECEIPT_BYTES, MAX_RECEIPT_BYTES)))
+        )
+        self.assertEqual(self.credited(), 22 * MAX_RECEIPT_BYTES)  # The sum is above 2^53, and exact.
 
     def test_lines_that_two_programs_might_read_differently(self) -> None:
         good, other = (line(one) for one in both(1, 100, 0))

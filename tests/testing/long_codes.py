@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dmsg.apps.codes.stream import TRIES
+from dmsg.apps.codes.stream import MAX_WRONG_GUESSES
 from dmsg.apps.codes.words import Code
 from tests.testing.test_namespaces import NamespaceCase
 
@@ -21,7 +21,7 @@ class CodeTests(NamespaceCase):
         code = Code.parse(sending.line(CODE)[1])
         mistyped = self.dmsg("stranger", "receive", f"{code}"[:-1] + "?", "--yes", "--dir", "stolen")
         self.assertEqual(mistyped.wait(), 2, mistyped.output)
-        for number in range(TRIES):
+        for number in range(MAX_WRONG_GUESSES):
             wrong = str(Code.make(code.nameplate))  # The words fit the nameplate, as those of a guess have to.
             self.assertNotEqual(wrong, str(code))
             guessing = self.dmsg("stranger", "receive", wrong, "--yes", "--dir", "stolen")

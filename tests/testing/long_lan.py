@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
-from dmsg.apps.codes.stream import TRIES
+from dmsg.apps.codes.stream import MAX_WRONG_GUESSES
 from dmsg.apps.codes.words import Code
 from dmsg.testing.bridges import BridgeLab
 from dmsg.testing.namespaces import Running, available
@@ -236,7 +236,7 @@ class OneNetworkTests(LanCase):
 
     def test_wrong_words_are_counted_and_end_the_code(self) -> None:
         sender, code = self.sends()
-        for _ in range(TRIES):
+        for _ in range(MAX_WRONG_GUESSES):
             wrong = self.receives(str(Code.make(Code.parse(code).nameplate)), host="carol")
             self.assertEqual(wrong.wait(), 4, wrong.output)
         self.assertNotEqual(sender.wait(), 0)

@@ -16,6 +16,7 @@ from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.walk import OfferedFiles
 from dmsg.testing.code_kinds import (
     AIMED_STEPS,
+    AMBUSH_FAULTS,
     EVERY_KIND,
     FAULTS,
     FULL_DISK,
@@ -24,11 +25,10 @@ from dmsg.testing.code_kinds import (
     LENGTHEN,
     OVERWRITE,
     REPLACE_PARTLY_RECEIVED,
-    STEERED,
     draw_plan,
 )
 from dmsg.testing.code_programs import AGREEING, FINISHING, RECEIVING, STARTING, STATES
-from dmsg.testing.code_walk import LARGE, follow
+from dmsg.testing.code_walk import LARGE_SIZE, follow
 from dmsg.testing.limited_destination import _LimitedFile
 from dmsg.testing.plan import Aim, Plan, Step
 from dmsg.testing.walk_command import Done
@@ -49,7 +49,7 @@ def _walk(seed: int) -> Done:
 
 def _led_to(fault: str) -> Iterator[partial[Done]]:
     """Yield walks in which each of two pairs of people sends something large, and a fault waits for both of them."""
-    both = (0, LARGE), (1, LARGE)
+    both = (0, LARGE_SIZE), (1, LARGE_SIZE)
     for seed in range(6):
         steps = Step((), fault, seed), Step((), fault, seed + 100), Step(both, "", seed, 12.0), Step((), "", 0, 12.0)
         yield partial(follow, Plan(seed, steps))
@@ -124,14 +124,14 @@ class AimedWalkTests(WalkCase):
 
     def test_a_fault_happens_in_the_state_that_is_aimed_at(self) -> None:
         aims = [Aim(INTERRUPT_SENDER, FINISHING), Aim("lie: flip", RECEIVING), Aim("reset", STARTING)]
-        aims += [Aim(kind, AGREEING) for kind in (*STEERED, "cut")]
+        aims += [Aim(kind, AGREEING) for kind in (*AMBUSH_FAULTS, "cut")]
         coverage = WalkCoverage(EVERY_KIND, STATES)
         for seed in range(2):
             plan = draw_plan(seed, 0, aims)
             self.assertEqual(plan, draw_plan(seed, 0, aims))
             self.assertEqual(len(plan.steps), AIMED_STEPS)
             # Each transfer that ends begins again, so that its programs reach all their states several times.
-            steps = [replace(step, says=((0, LARGE), (1, LARGE)), seconds=5.0) for step in plan.steps]
+            steps = [replace(step, says=((0, LARGE_SIZE), (1, LARGE_SIZE)), seconds=5.0) for step in plan.steps]
             done = follow(replace(plan, steps=tuple(steps)))
             assert done.coverage is not None
             coverage.add(done.coverage)

@@ -7,7 +7,7 @@ from random import Random
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.testing.disk import SECTOR, Disk, DiskFile, Operation, PowerLost
+from dmsg.testing.disk import SECTOR_SIZE, Disk, DiskFile, Operation, PowerLost
 
 
 class DiskTests(SynchronousTestCase):
@@ -20,7 +20,7 @@ class DiskTests(SynchronousTestCase):
     def make(seed: int) -> tuple[Disk, DiskFile]:
         disk = Disk(Random(seed))
         file = disk.open("a", create=True)
-        disk.write(file, 0, b"1" * 3 * SECTOR)
+        disk.write(file, 0, b"1" * 3 * SECTOR_SIZE)
         disk.sync(file)
         disk.sync_names()
         return disk, file
@@ -41,29 +41,31 @@ class DiskTests(SynchronousTestCase):
         return found
 
     def test_what_was_synced_is_kept(self) -> None:
-        self.assertEqual({b"1" * 3 * SECTOR}, self.after_power_cuts())
+        self.assertEqual({b"1" * 3 * SECTOR_SIZE}, self.after_power_cuts())
 
     def test_each_sector_of_an_unsynced_write_is_kept_or_lost(self) -> None:
-        sectors = {one * SECTOR + two * SECTOR + b"1" * SECTOR for one in (b"1", b"2") for two in (b"1", b"2")}
-        self.assertEqual(sectors, self.after_power_cuts((0, b"2" * 2 * SECTOR)))
+        sectors = {
+            one * SECTOR_SIZE + two * SECTOR_SIZE + b"1" * SECTOR_SIZE for one in (b"1", b"2") for two in (b"1", b"2")
+        }
+        self.assertEqual(sectors, self.after_power_cuts((0, b"2" * 2 * SECTOR_SIZE)))
 
     def test_a_write_within_a_sector_is_not_torn(self) -> None:
-        rest = b"1" * (3 * SECTOR - 4)
+        rest = b"1" * (3 * SECTOR_SIZE - 4)
         self.assertEqual({b"1111" + rest, b"1221" + rest}, self.after_power_cuts((1, b"22")))
 
     def test_a_sector_keeps_its_changes_up_to_one_of_them(self) -> None:
         """A later change of a sector contains the earlier ones, because a disk writes whole sectors."""
-        rest = b"1" * (3 * SECTOR - 2)
+        rest = b"1" * (3 * SECTOR_SIZE - 2)
         self.assertEqual({b"11" + rest, b"21" + rest, b"23" + rest}, self.after_power_cuts((0, b"2"), (1, b"3")))
 
     def test_a_longer_file_may_have_its_old_size_or_zeros(self) -> None:
-        old, new = b"1" * 3 * SECTOR, b"2" * SECTOR
-        self.assertEqual({old, old + new, old + bytes(SECTOR)}, self.after_power_cuts((3 * SECTOR, new)))
+        old, new = b"1" * 3 * SECTOR_SIZE, b"2" * SECTOR_SIZE
+        self.assertEqual({old, old + new, old + bytes(SECTOR_SIZE)}, self.after_power_cuts((3 * SECTOR_SIZE, new)))
 
     def test_a_file_may_be_truncated(self) -> None:
         self.assertEqual(
-            {b"1" * 3 * SECTOR, b"1" * SECTOR},
-            {one for one in self.after_power_cuts((SECTOR, None)) if 0 not in one},
+            {b"1" * 3 * SECTOR_SIZE, b"1" * SECTOR_SIZE},
+            {one for one in self.after_power_cuts((SECTOR_SIZE, None)) if 0 not in one},
         )
 
     def test_a_name_is_lost_until_the_directory_is_synced(self) -> None:
@@ -97,12 +99,12 @@ class DiskTests(SynchronousTestCase):
             self.assertRaises(PowerLost, call)
 
     def test_a_full_disk_still_overwrites(self) -> None:
-        self.disk.capacity = 3 * SECTOR
-        error = self.assertRaises(OSError, self.disk.write, self.file, 3 * SECTOR, b"2")
+        self.disk.capacity = 3 * SECTOR_SIZE
+        error = self.assertRaises(OSError, self.disk.write, self.file, 3 * SECTOR_SIZE, b"2")
         self.assertEqual(errno.ENOSPC, error.errno)
         self.disk.write(self.file, 0, b"2")
         self.disk.capacity = None
-        self.disk.write(self.file, 3 * SECTOR, b"2")
+        self.disk.write(self.file, 3 * SECTOR_SIZE, b"2")
 
     def test_one_operation_fails(self) -> None:
         self.disk.fail(Operation.WRITE, after=1)

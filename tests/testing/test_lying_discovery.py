@@ -11,7 +11,7 @@ from dmsg.clients.servers import MAX_AWAY
 from dmsg.discovery.entries.entry import Entry
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.testing.lab import Lab
-from dmsg.testing.lying_discovery import ADDRESS, KINDS, LATE, LyingDiscovery
+from dmsg.testing.lying_discovery import ADDRESS, KINDS, LATE_ANSWER, LyingDiscovery
 
 
 class LyingDiscoveryTests(SynchronousTestCase):
@@ -91,7 +91,7 @@ class LyingDiscoveryTests(SynchronousTestCase):
         self.discovery.lie("slow", Random(1))
         before = self.lab.clock.seconds()
         self.look_up()
-        self.assertGreaterEqual(self.lab.clock.seconds() - before, LATE)
+        self.assertGreaterEqual(self.lab.clock.seconds() - before, LATE_ANSWER)
         for kind in ("endless entries", "changed entries"):
             self.discovery.lie(kind, Random(1))
             self.assertRaises(DiscoveryError, self.look_up)

@@ -9,11 +9,11 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.testing.bystanders import BLAME
+from dmsg.testing.bystanders import BLAMING_REASONS
 from dmsg.testing.lab import Lab
 from dmsg.testing.liar import Alliance, Liar
 from dmsg.testing.lies import KINDS
-from dmsg.testing.old_exchanges import EXCHANGES, RUDE
+from dmsg.testing.old_exchanges import EXCHANGES, RUDE_EXCHANGES
 from dmsg.testing.old_programs import EXCHANGE_TIMEOUT, KEYS as OLD_KEYS, OldPair, recorded
 from dmsg.testing.plan import Lie
 from dmsg.testing.promise import PromiseBroken
@@ -63,7 +63,7 @@ class ExchangeTests(SynchronousTestCase):
                     self.lab = Lab(9)
                     self.lab.old_servers = {"server-1"} if is_old else set()
                     self.lab.add_server("server-1")
-                    pair = self.exchange(name, is_steady=name not in RUDE)
+                    pair = self.exchange(name, is_steady=name not in RUDE_EXCHANGES)
                     pair.proceed()
                     self.assertEqual((pair.finished, pair.interrupted), (1, 0))
 
@@ -73,7 +73,7 @@ class ExchangeTests(SynchronousTestCase):
                 self.lab = Lab(9)
                 server = self.lab.add_server("server-1")
                 self.exchange(name, is_steady=False).proceed()
-                self.assertEqual(BLAME.isdisjoint(server.factory.relay.drops), name not in RUDE)
+                self.assertEqual(BLAMING_REASONS.isdisjoint(server.factory.relay.drops), name not in RUDE_EXCHANGES)
 
     def test_a_frame_that_was_not_recorded_breaks_the_promise(self) -> None:
         for kind in ("flip", "repeat"):

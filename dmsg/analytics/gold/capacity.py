@@ -13,7 +13,7 @@ from dmsg.analytics.gold.histograms import sum_aggregate, with_percentiles
 from dmsg.analytics.gold.totals import bounded_sum
 from dmsg.analytics.schemas import DAILY, LIES, OVERALL
 
-BUSY = 0.8
+BUSY_LOAD = 0.8
 """Share of a server's capacity at which an hour counts as busy."""
 FORECAST_DAYS = 28
 """Number of past days from which a forecast is computed."""
@@ -30,7 +30,7 @@ LATENCY_UNKNOWN = 0.5
 """Latency factor of a server without measurements."""
 HEADROOM_UNKNOWN = 0.5
 """Headroom factor of a server that does not report its capacity."""
-DISHONEST = 0.1
+DISHONEST_FACTOR = 0.1
 """Honesty factor of a server that claims more traffic than it delivered."""
 
 
@@ -48,7 +48,7 @@ def capacity_day(hours: DataFrame, refusals: DataFrame) -> DataFrame:
             F.max("peak_sessions").alias("peak_sessions"),
             F.max("capacity").alias("capacity"),
             F.max(F.col("peak_sessions") / F.col("capacity")).alias("peak_share"),
-            F.count_if(F.col("peak_sessions") >= BUSY * F.col("capacity")).alias("busy_hours"),
+            F.count_if(F.col("peak_sessions") >= BUSY_LOAD * F.col("capacity")).alias("busy_hours"),
             F.coalesce(bounded_sum("bytes"), F.lit(0)).alias("bytes"),
         )
         .join(F.broadcast(full), ["server", "dt"], "left")
@@ -111,8 +111,8 @@ def placement(
 
     A weight is the squared availability times three factors. The headroom factor is the server's number of free places,
     divided by the highest such number of any server. The latency factor is the lowest median round trip of any
-    server, divided by the server's own. The honesty factor is :data:`DISHONEST` if the server claims more than it
-    delivered, otherwise 1.
+    server, divided by the server's own. The honesty factor is :data:`DISHONEST_FACTOR` if the server claims more than
+    it delivered, otherwise 1.
     """
     since = F.date_sub(F.lit(today), PLACEMENT_DAYS)
 
@@ -156,11 +156,13 @@ def placement(
     ).otherwise(LATENCY_UNKNOWN)
     share = F.coalesce(F.col("free") / F.nullif(F.col("most"), F.lit(0)), F.lit(0.0))
     headroom = F.when(F.col("free").isNull(), HEADROOM_UNKNOWN).otherwise(share)
-    honesty = F.when(F.coalesce("lies", F.lit(False)), DISHONEST).otherwise(1.0)
+    honesty = F.when(F.coalesce("lies", F.lit(False)), DISHONEST_FACTOR).otherwise(1.0)
     reasons = F.concat_ws(
         ", ",
         F.when(F.col("availability") < 0.99, F.format_string("up %.1f %% of the time", F.col("availability") * 100)),
-        F.when(F.col("peak_share") >= BUSY, F.format_string("%.0f %% full at its peak", F.col("peak_share") * 100)),
+        F.when(
+            F.col("peak_share") >= BUSY_LOAD, F.format_string("%.0f %% full at its peak", F.col("peak_share") * 100)
+        ),
         F.when(F.col("latency_factor") < 0.5, F.format_string("answers in %.1f ms", F.col("latency_ms"))),
         F.when(F.col("honesty") < 1, F.lit("claims more than it delivered")),
         F.when(F.col("free").isNull(), F.lit("does not report its capacity")),

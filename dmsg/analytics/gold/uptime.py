@@ -15,7 +15,7 @@ from dmsg.analytics.functions import Window
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import DAILY, OVERALL
 
-DISTRUST = 0.1
+MAX_UNSEEN_SHARE = 0.1
 """Maximum share of a server's minutes with heartbeats in which discovery does not see the server. Above it, the day
 gets a flag."""
 MINUTES_OF_DAY = 1440
@@ -241,7 +241,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
         F.when(F.col("observed").isNull(), "unknown").when(alive > 0, "up").when(seen > 0, "unheard").otherwise("down")
     )
     told = F.col("state").isin("up", "down")
-    unseen = F.col("alive_minutes") - F.col("agreed_minutes") > DISTRUST * F.col("alive_minutes")
+    unseen = F.col("alive_minutes") - F.col("agreed_minutes") > MAX_UNSEEN_SHARE * F.col("alive_minutes")
     flags = F.concat_ws(
         ", ",
         F.when(F.col("state") == "down", "down all day"),

@@ -20,9 +20,9 @@ its transports. ``FULL`` is full. ``SLOW_READERS`` has receivers that are too sl
 transports of a ring of keys that connect only to each other, ``OWN_KEYS`` those of two such keys. ``BURST`` carries
 most of the day's transports within half an hour.
 """
-QUIET = frozenset({SLOW, FULL, SKEWED, LOSER, SILENT, RING, OWN_KEYS, BURST})
+RANKS_WITHOUT_OUTAGES = frozenset({SLOW, FULL, SKEWED, LOSER, SILENT, RING, OWN_KEYS, BURST})
 """Ranks of the servers that have no random outages or crashes besides their anomaly."""
-LIE = 1.03
+LIE_FACTOR = 1.03
 SCANNERS = 3
 SKEW_MS = 180_000
 SLOW_TIMES = 4.0

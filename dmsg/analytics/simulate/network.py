@@ -12,7 +12,15 @@ from datetime import date
 from pyspark.sql import Column, DataFrame, SparkSession, functions as F
 
 from dmsg.analytics.schemas import DAY_MS
-from dmsg.analytics.simulate.ground_truth import CRASHED, QUIET, SILENT, SILENT_FROM, SKEW_MS, SKEWED, server_key
+from dmsg.analytics.simulate.ground_truth import (
+    CRASHED,
+    RANKS_WITHOUT_OUTAGES,
+    SILENT,
+    SILENT_FROM,
+    SKEW_MS,
+    SKEWED,
+    server_key,
+)
 from dmsg.telemetry.schema import SCHEMA_VERSION
 
 MINUTES = 1440
@@ -113,7 +121,7 @@ class Scenario:
         ]
         drawn = draw_uniform(network.seed, 90, "server", "day")
         on_the_day_before = (F.col("server") == CRASHED) & (F.col("day") == max(0, network.days - 2))
-        away = F.when(F.col("server").isin(*QUIET), 1.0).when(on_the_day_before, 0.01).otherwise(drawn)
+        away = F.when(F.col("server").isin(*RANKS_WITHOUT_OUTAGES), 1.0).when(on_the_day_before, 0.01).otherwise(drawn)
         return (
             self.spark.createDataFrame(rows, "server int, producer string, day int, n int")
             .repartition(max(4, min(len(rows), network.transports * 2 // ROWS_OF_FILE)))

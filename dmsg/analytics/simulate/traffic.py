@@ -10,7 +10,7 @@ from dmsg.analytics.simulate.ground_truth import (
     BURST_MINUTES,
     COLLUDER,
     LIAR,
-    LIE,
+    LIE_FACTOR,
     LOSER,
     LOST_FROM,
     LOST_MINUTES,
@@ -90,7 +90,7 @@ def transport_lines(stage: Scenario) -> DataFrame:
     """Return the lines of events ``transport_open`` and ``transport_close``."""
     seed = stage.network.seed
     rows = _transports(stage)
-    lie = F.when(F.col("server").isin(LIAR, COLLUDER), LIE).otherwise(1.0)
+    lie = F.when(F.col("server").isin(LIAR, COLLUDER), LIE_FACTOR).otherwise(1.0)
     out, back = ((F.col(way) * lie).cast("long") for way in ("out", "back"))
 
     def bucket(draw: int) -> Column:
@@ -155,7 +155,7 @@ def transport_lines(stage: Scenario) -> DataFrame:
 
 def receipt_lines(stage: Scenario) -> DataFrame:
     """Return the lines of events ``receipt_checked`` with the receipts of both ends."""
-    lie = F.when(F.col("server") == COLLUDER, LIE).otherwise(1.0)
+    lie = F.when(F.col("server") == COLLUDER, LIE_FACTOR).otherwise(1.0)
     tens, ones = F.floor(F.col("taken") / 10), F.col("taken") % 10
     at = F.least(F.col("start") + F.col("lasted") + 5, stage.until - 1)
     rows = _transports(stage).where(F.col("accepted")).withColumn("at", at)

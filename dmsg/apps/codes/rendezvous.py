@@ -20,8 +20,8 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.codes.pake import WrongCode
 from dmsg.apps.codes.receiver_proof import prove_code
-from dmsg.apps.codes.stream import PORT, TRIES, CodeAgreement, CodeFactory, CodeUsedUp
-from dmsg.apps.codes.words import MAX_RECEIVERS, MAX_WORDS, MIN_WORDS, WORDS, Code
+from dmsg.apps.codes.stream import MAX_WRONG_GUESSES, PORT, CodeAgreement, CodeFactory, CodeUsedUp
+from dmsg.apps.codes.words import DEFAULT_WORDS, MAX_RECEIVERS, MAX_WORDS, MIN_WORDS, Code
 from dmsg.errors import DiscoveryError
 from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
@@ -58,7 +58,7 @@ def offer_code(
     client: CodeClient | None,
     *,
     nearby: Nearby | None = None,
-    words: int = WORDS,
+    words: int = DEFAULT_WORDS,
     receivers: int = 1,
     expires: float | None = None,
     on_agreed: Callable[[CodeAgreement], object] = lambda agreed: None,
@@ -191,7 +191,7 @@ def _used_up(failure: Failure) -> Failure:
     """Return the failure with WrongCode replaced by an error for the person who offered the code."""
     if failure.check(WrongCode) is None:
         return failure
-    return Failure(CodeUsedUp(f"wrong codes were tried {TRIES} times: this one is used up, make another"))
+    return Failure(CodeUsedUp(f"wrong codes were tried {MAX_WRONG_GUESSES} times: this one is used up, make another"))
 
 
 def accept_code(

@@ -44,7 +44,7 @@ but none of another peer for one that has several.
 """
 SLOW_RUN = 5.0
 """Seconds after which a key agreement may be ended to make room for another, even if its peer has sent data."""
-TRIES = 5
+MAX_WRONG_GUESSES = 5
 """Number of wrong guesses after which a code is used up.  A lower number would let strangers who find the nameplate use
 up the code more easily.  A higher number would give them more guesses at the words.
 """
@@ -220,7 +220,7 @@ class CodeFactory(Factory):
     :param receivers: number of peers that may use the code.
     :param on_agreed: callback invoked with each :class:`CodeAgreement`.
     :ivar agreed: Deferred that fires with the :class:`CodeAgreement` of the last receiver; fails with
-        :class:`~dmsg.apps.codes.pake.WrongCode` after ``TRIES`` wrong guesses.
+        :class:`~dmsg.apps.codes.pake.WrongCode` after ``MAX_WRONG_GUESSES`` wrong guesses.
     :ivar code: code that peers must know.  While it is None, peers are refused.
     :ivar receivers: number of further peers that may use the code.
     """
@@ -244,7 +244,7 @@ class CodeFactory(Factory):
         self._runs = Bucket(RUNS_BURST, reactor.seconds())
         self._is_over = False
         self.receivers = receivers
-        self.tries = TRIES
+        self.tries = MAX_WRONG_GUESSES
         self.agreed: Deferred[CodeAgreement] = Deferred(lambda _: self._end())
 
     def buildProtocol(self, addr: IAddress | None) -> CodeEnd | None:

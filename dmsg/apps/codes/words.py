@@ -19,7 +19,7 @@ from unicodedata import category, normalize
 
 from dmsg.errors import DmsgError
 
-WORDS = 3
+DEFAULT_WORDS = 3
 """Default number of words.  Three words have 33 bits; 26 of them stay unknown to a person who knows the nameplate."""
 MIN_WORDS = 3
 """Minimum number of words.  A code of three words in which one is missing is therefore malformed, and does not count as
@@ -29,7 +29,7 @@ CHECK_BITS = 7
 """Number of zero bits with which the hash of a valid code begins.  A mistyped code passes this check once in 128
 times.
 """
-CHECK = b"dmsg code check 1 "
+CHECK_PREFIX = b"dmsg code check 1 "
 """Prefix of the bytes that are hashed to check a code."""
 MAX_DIGITS = 8
 """Maximum number of digits of a nameplate."""
@@ -39,7 +39,7 @@ MAX_WORDS = 12
 """Maximum number of words of a code."""
 MAX_RECEIVERS = 100
 """Maximum number of receivers of one code."""
-DISTINCT = 4
+DISTINCT_LETTERS = 4
 """Number of first letters that identify a word of the list."""
 
 
@@ -67,7 +67,7 @@ class Code:
     words: tuple[str, ...]
 
     @classmethod
-    def make(cls, nameplate: int, words: int = WORDS, draw: Callable[[Sequence[str]], str] = choice) -> Code:
+    def make(cls, nameplate: int, words: int = DEFAULT_WORDS, draw: Callable[[Sequence[str]], str] = choice) -> Code:
         """Draw a new code.
 
         :param words: number of words.
@@ -104,7 +104,7 @@ class Code:
     @property
     def fits(self) -> bool:
         """Whether the words match the nameplate, as they do in every valid code."""
-        found = sha256(CHECK + str(self).encode()).digest()
+        found = sha256(CHECK_PREFIX + str(self).encode()).digest()
         return found[0] >> 8 - CHECK_BITS == 0
 
     @property
@@ -159,7 +159,7 @@ def _as_typed(text: str) -> str:
 def _find_word(text: str) -> str:
     words = word_list()
     at = bisect_left(words, text)
-    if at < len(words) and (words[at] == text or (len(text) >= DISTINCT and words[at].startswith(text))):
+    if at < len(words) and (words[at] == text or (len(text) >= DISTINCT_LETTERS and words[at].startswith(text))):
         return words[at]
     close = get_close_matches(text, words, 1, 0.6)
     meant = f"; {close[0]!r} perhaps?" if close else ""

@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 HELD_LIMIT = 1024 * 1024
 """Maximum bytes to buffer while this side has paused reading."""
-SLICE = 0.01
+TURN_SLICE = 0.01
 """Seconds of a reactor turn that one parcel may use.  Many small files that arrive together would otherwise delay other
 connections.
 """
@@ -145,7 +145,7 @@ class ParcelReceiver(ParcelEnd):
             return
         self._proceed()
 
-    def _proceed(self, slice_of_turn: float = SLICE) -> None:
+    def _proceed(self, slice_of_turn: float = TURN_SLICE) -> None:
         until = time.monotonic() + slice_of_turn
         try:
             while not self._waits and not self.done.called and self._step():

@@ -27,7 +27,7 @@ ONLINE_TIME = 15.0
 """Seconds to wait until the agent is connected to a server and its entry is in discovery.  After that the command ends,
 and the agent continues its attempts.
 """
-TAIL = 2000
+LOG_TAIL_SIZE = 2000
 """Number of bytes at the end of the log in which an error is searched for."""
 
 
@@ -129,7 +129,7 @@ def _environment() -> dict[str, str]:
 def _say_last_words(log: Path, began: int) -> None:
     try:
         with log.open("rb") as file:
-            file.seek(max(began, log.stat().st_size - TAIL))
+            file.seek(max(began, log.stat().st_size - LOG_TAIL_SIZE))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         lines = []

@@ -34,7 +34,7 @@ from dmsg.v2019.client import Client
 CLIENTS = 6
 CONCURRENT_TRANSPORTS = 4
 """Number of transports that are open at a time."""
-LARGEST = 2 * 1024 * 1024
+MAX_MESSAGE_SIZE = 2 * 1024 * 1024
 """Maximum bytes of one message."""
 ONLINE_TIMEOUT = 20.0
 
@@ -150,7 +150,7 @@ class PipelineDemo:
             source, target = self._random.sample(self._clients, 2)
             nobody = self._random.random() < 0.1
             key = SecKey.generate().public if nobody else target.public_key
-            size = int(LARGEST * self._random.random() ** 4)
+            size = int(MAX_MESSAGE_SIZE * self._random.random() ** 4)
             try:
                 protocol = await source.connect(key, _factory(Protocol), timeout=5.0)
             except DmsgError:

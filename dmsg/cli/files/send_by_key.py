@@ -35,7 +35,7 @@ SHOWN_THINGS = 20
 """Maximum number of names that are printed of an offer, or of the files left out.  Further names are only counted."""
 MEDIUM, WIDE = 60, 90
 """Minimum widths of the terminal, in columns: ``MEDIUM`` for a bar, and ``WIDE`` for rate and remaining time."""
-NUMBERS = 62
+NUMBERS_WIDTH = 62
 """Width in columns that the bar, the bytes, the rate and the remaining time need on a wide terminal. The name gets the
 rest."""
 
@@ -55,7 +55,7 @@ def transfer_progress(console: Console | None = None) -> Progress:
             overflow="ellipsis",
             ratio=1,
             # Without a maximum width, rich would cut the numbers in a wide terminal, and not the name.
-            max_width=console.width - NUMBERS if console.width >= WIDE else None,
+            max_width=console.width - NUMBERS_WIDTH if console.width >= WIDE else None,
         ),
     )
     columns: list[ProgressColumn] = [name, TextColumn("{task.percentage:>3.0f}%")]

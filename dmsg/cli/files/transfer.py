@@ -25,7 +25,7 @@ from dmsg.cli.options import DIRECTORY, command
 from dmsg.cli.params import client_options, expires_option, lan_option, qr_option, timeout_option, words_option
 from dmsg.cli.prompts import ask_code, can_ask, check_can_ask
 from dmsg.clients.address_book import AddressBook
-from dmsg.clients.groups import MARK, Groups
+from dmsg.clients.groups import GROUP_PREFIX, Groups
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 
@@ -221,7 +221,7 @@ def _members_of(items: tuple[str, ...], *, without_files: bool) -> dict[str, Pub
     :param items: arguments of the command.
     :param without_files: whether --text was given, so that the group need not follow a file.
     """
-    if len(items) < (1 if without_files else 2) or not items[-1].startswith(MARK):
+    if len(items) < (1 if without_files else 2) or not items[-1].startswith(GROUP_PREFIX):
         return None
     if Path(items[-1]).exists() and not without_files:
         return None

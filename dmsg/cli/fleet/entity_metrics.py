@@ -19,7 +19,7 @@ KINDS = {
 """Kinds of entities, by the prefix of their metrics."""
 NEARLY_FULL = 0.9
 """Minimum fraction of its connection or memory limit at which an entity is reported as nearly full."""
-WORST = 100
+UNREACHABLE_SEVERITY = 100
 """Severity of an entity that does not answer."""
 
 
@@ -119,7 +119,7 @@ def row(name: str, now: Snapshot, before: Snapshot | None) -> Row:
     :param before: previous snapshot; None for the first.
     """
     if now.error:
-        return Row(name, now.kind, "away", *(None,) * 7, WORST, now.error)
+        return Row(name, now.kind, "away", *(None,) * 7, UNREACHABLE_SEVERITY, now.error)
 
     def rate(*names: str) -> float | None:
         if before is None or before.error or now.at <= before.at:

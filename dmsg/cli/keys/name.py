@@ -12,7 +12,7 @@ from dmsg.clients.groups import Groups
 from dmsg.errors import KeyFormatError, WrongUse
 from dmsg.keys import PubKey
 
-LATER = "running commands continue to use the group as it was when they started"
+RUNNING_COMMANDS_NOTICE = "running commands continue to use the group as it was when they started"
 """End of the notice that is printed when a group loses a member."""
 
 
@@ -64,7 +64,7 @@ def remove(known_name: str) -> None:
     """Remove NAME from the address book and from groups."""
     AddressBook().remove(known_name)
     for one in Groups().forget(known_name):
-        notice(f"{known_name} is not in @{one} any more; {LATER}")
+        notice(f"{known_name} is not in @{one} any more; {RUNNING_COMMANDS_NOTICE}")
 
 
 @name.group(cls=OneLineGroup)
@@ -102,4 +102,4 @@ def list_groups() -> None:
 def remove_from_group(group_name: str, members: tuple[str, ...]) -> None:
     """Remove peers from GROUP, or the whole group if no NAME is given."""
     Groups().remove(group_name, members)
-    notice(LATER)
+    notice(RUNNING_COMMANDS_NOTICE)

@@ -14,7 +14,7 @@ from dmsg.cli.output import say, tell
 from dmsg.cli.params import client_options, qr_option, timeout_option, words_option
 from dmsg.cli.prompts import check_can_ask
 from dmsg.clients.address_book import AddressBook, check_name
-from dmsg.clients.groups import MARK, Groups
+from dmsg.clients.groups import GROUP_PREFIX, Groups
 from dmsg.errors import DmsgError
 from dmsg.keys import load_or_create_key
 
@@ -86,7 +86,7 @@ def pair(
     try:
         name = check_name(name)
         known = AddressBook().all().get(name)
-        group = check_name(group.removeprefix(MARK)) if group is not None else None
+        group = check_name(group.removeprefix(GROUP_PREFIX)) if group is not None else None
         typed = Code.parse(" ".join(code)) if code else None
     except DmsgError as error:
         raise click.UsageError(str(error)) from None

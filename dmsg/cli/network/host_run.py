@@ -13,7 +13,7 @@ from pathlib import Path
 from twisted.internet.defer import Deferred
 
 from dmsg.apps.exposure import record_own_files
-from dmsg.cli.hosted_network import LOCKED, RECORD, HostedNetwork, hold_directory, write_record
+from dmsg.cli.hosted_network import LOCK_NAME, RECORD_NAME, HostedNetwork, hold_directory, write_record
 from dmsg.cli.network.own_address import LOOPBACK, own_addresses
 from dmsg.cli.network.supervisor import CannotStart, Supervised, is_serious
 from dmsg.cli.output import describe, notice, say, state
@@ -221,8 +221,8 @@ class HostSettings:
         if self.directory == host_directory().absolute():
             return
         stores = [f"{STORE}{suffix}" for suffix in DATABASE_FILE_SUFFIXES]
-        locks = [f"{name}{LOCK_SUFFIX}" for name in (KEY_FILE, LOCKED)]
-        files = [self.directory / name for name in (KEY_FILE, PAGE_ACCESS_FILE, RECORD, *stores, *locks)]
+        locks = [f"{name}{LOCK_SUFFIX}" for name in (KEY_FILE, LOCK_NAME)]
+        files = [self.directory / name for name in (KEY_FILE, PAGE_ACCESS_FILE, RECORD_NAME, *stores, *locks)]
         if self.tls is not None:
             files.append(self.tls[1].absolute())
         try:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
-SAMPLES = 5
+SAMPLE_COUNT = 5
 """Number of round trips that are measured through each server.  The shortest one is printed."""
 MAX_CAUSE = 40
 """Maximum characters of an error in a table cell."""
@@ -157,10 +157,10 @@ async def _row(
         carrier = str(session.carrier)
         failed = {str(one): why for one, why in session.carriers_failed.items()}
         if session.pings.known:
-            to_server = milliseconds(min([await session.ping() for _ in range(SAMPLES)]))
+            to_server = milliseconds(min([await session.ping() for _ in range(SAMPLE_COUNT)]))
         transport = await open_probe(client, peer, port, timeout, notice, via=server)
         times = []
-        for _ in range(SAMPLES):
+        for _ in range(SAMPLE_COUNT):
             started = reactor.seconds()
             await transport.send(b"", timeout)
             times.append(reactor.seconds() - started)

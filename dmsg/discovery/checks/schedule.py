@@ -89,7 +89,7 @@ PROVED_FOR = 3600.0
 """Seconds for which a proof of a server's key is valid."""
 UNLISTED_AFTER = 3
 """Number of consecutive failed checks after which a server is no longer listed."""
-TRIES = 6
+MAX_FAILED_CHECKS = 6
 """Number of consecutive failed checks after which a quiet server is not checked again before its next POST. A server is
 quiet if it does not post its entry regularly.
 """
@@ -290,7 +290,7 @@ class ServerChecks:
             _log.info("server {key} is not reachable: {why}", key=entry.static, why=why)
         remember(self._failures, entry.static, failures, MAX_REMEMBERED)
         listed = failures < UNLISTED_AFTER
-        if failures >= TRIES and not due_server.refreshes:
+        if failures >= MAX_FAILED_CHECKS and not due_server.refreshes:
             self._failures.pop(entry.static, None)
             await self._store.record_check(entry.static, address, None, NEVER, listed=False)
             return

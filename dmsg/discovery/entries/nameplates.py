@@ -15,7 +15,7 @@ from dmsg.discovery.entries.gojson import NULL_KEY, STRICT, EntryDecodeError, st
 from dmsg.errors import EntryNotFound, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
-LARGEST = 99_999_999
+LARGEST_NAMEPLATE = 99_999_999
 """Largest nameplate; the smallest is 1."""
 MAX_NAMEPLATES = 100_000
 """Maximum number of nameplates that one discovery stores."""
@@ -41,7 +41,7 @@ DIGITS = (4, 6, 8)
 """Lengths of nameplates in digits."""
 CANDIDATES_PER_LENGTH = 16
 """Number of random nameplates of each length that a claim tries; the key gets the first free one."""
-DENSE = 0.05
+MAX_DENSITY = 0.05
 """Fraction of the numbers of one length that may be in use. Above this fraction new nameplates are longer, so that most
 guesses find nothing.
 """
@@ -65,7 +65,7 @@ def length(in_use: int, is_attacked: bool) -> int:
     found = 0
     # New nameplates become longer when more than a small share of the numbers of a length is in use. So most guesses
     # fail. The rate limit soon stops the guesser, because each failed look-up counts as many requests.
-    while found < len(DIGITS) - 1 and in_use > DENSE * 10 ** DIGITS[found]:
+    while found < len(DIGITS) - 1 and in_use > MAX_DENSITY * 10 ** DIGITS[found]:
         found += 1
     return min(len(DIGITS) - 1, found + is_attacked)
 
@@ -174,7 +174,7 @@ def decode_release(body: bytes) -> Release:
     if members["act"] != RELEASE_ACT:
         raise EntryDecodeError(f'act is not "{RELEASE_ACT}"')
     release = Release(
-        nameplate=STRICT.integer(members["nameplate"], 0, LARGEST + 1, "nameplate"),
+        nameplate=STRICT.integer(members["nameplate"], 0, LARGEST_NAMEPLATE + 1, "nameplate"),
         static=STRICT.key(members["static"], "static"),
         signature=string_of(members["signature"], "signature").lower(),
     )

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 
-from dmsg.discovery.entries.nameplates import LARGEST, Release
+from dmsg.discovery.entries.nameplates import LARGEST_NAMEPLATE, Release
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, KeyFormatError, NobodyThere
 from dmsg.keys import PubKey, SecKey
 
 PATH = "/discovery/nameplates"
-UNKNOWN = (404, 405, 501)
+UNKNOWN_STATUSES = (404, 405, 501)
 """HTTP status codes of a discovery that does not support nameplates, or does not have the requested one."""
-RENEWALS = 4
+CLAIMS_PER_LIFETIME = 4
 """Number of claims within the lifetime of a nameplate. It is larger than 1, so that the nameplate survives failed
 claims.
 """
@@ -38,7 +38,7 @@ class Nameplate:
     @property
     def renew_every(self) -> float:
         """Seconds between two renewals of the nameplate."""
-        return self._lasts / RENEWALS
+        return self._lasts / CLAIMS_PER_LIFETIME
 
     async def renew(self) -> bool:
         """Extend the lifetime of the nameplate. Return False if the nameplate had expired, so that its number no longer
@@ -82,7 +82,7 @@ async def claim(lookups: Lookups, key: SecKey) -> Nameplate:
         except DiscoveryError as error:
             failed = failed or error
     assert failed is not None
-    if failed.status in UNKNOWN:
+    if failed.status in UNKNOWN_STATUSES:
         raise DiscoveryError(
             f"discovery {lookups.lookups[0].shown_url} has no nameplates, which codes need: it runs an older version"
         )
@@ -105,7 +105,7 @@ async def find(lookups: Lookups, number: int) -> PubKey:
         except KeyFormatError as error:
             failed = failed or DiscoveryError(f"discovery {lookup.shown_url}: {error}")
         except DiscoveryError as error:
-            if error.status not in UNKNOWN:
+            if error.status not in UNKNOWN_STATUSES:
                 failed = failed or error
     raise failed or NoSuchNameplate(
         f"nobody waits with a code that begins with {number}: it was mistyped, is used up, or its sender has ended"
@@ -115,7 +115,12 @@ async def find(lookups: Lookups, number: int) -> PubKey:
 async def _claim(lookup: Lookup, key: PubKey) -> tuple[int, float]:
     answer = await lookup.ask("POST", PATH, json.dumps({"static": key.hex()}).encode())
     number, lasts = _member(lookup, answer, "nameplate"), _member(lookup, answer, "lasts")
-    if type(number) is not int or not 1 <= number <= LARGEST or type(lasts) is not int or not 1 <= lasts <= 86400:
+    if (
+        type(number) is not int
+        or not 1 <= number <= LARGEST_NAMEPLATE
+        or type(lasts) is not int
+        or not 1 <= lasts <= 86400
+    ):
         raise DiscoveryError(f"discovery {lookup.shown_url}: its answer is malformed")
     return number, float(lasts)
 

@@ -56,7 +56,7 @@ from dmsg.keys import PubKey
 from dmsg.net.addresses import block_of, is_public
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import Requesters, answer, answer_http_error
-from dmsg.pages.access import HERE, NOT_PUBLIC
+from dmsg.pages.access import LOCAL_ONLY, NOT_PUBLIC
 from dmsg.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -365,7 +365,7 @@ class DiscoveryAPI:
 
         def told(health: dict[str, object]) -> bytes:
             status = health["status"]
-            shown = health if HERE.refuses(request) is None else {"status": status}
+            shown = health if LOCAL_ONLY.refuses(request) is None else {"status": status}
             return json_response(request, json.dumps(shown).encode(), 200 if status == "ok" else 503)
 
         return Deferred.fromCoroutine(self.health_report()).addCallback(told)
@@ -375,7 +375,7 @@ class DiscoveryAPI:
         """Return metrics for Prometheus, to requests from this machine only. Other machines use the port of
         ``--metrics``.
         """
-        if HERE.refuses(request) is not None:
+        if LOCAL_ONLY.refuses(request) is not None:
             request.setResponseCode(403)
             request.setHeader(b"content-type", b"text/plain; charset=utf-8")
             return succeed(NOT_PUBLIC.encode())

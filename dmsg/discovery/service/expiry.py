@@ -18,9 +18,9 @@ FIRST_SWEEP = 2400.0
 """Seconds after the start until the first sweep. Discovery may have been down for longer than entries last. Clients
 post every half hour, so after this time the entries of running clients have been posted again.
 """
-SLICE = 100
+BATCH_SIZE = 100
 """Maximum number of entries in a batch. With SQLite, a batch blocks the reactor for some milliseconds."""
-PAUSE = 0.05
+BATCH_PAUSE = 0.05
 """Seconds between two batches of dropped entries."""
 LOG_INTERVAL = 60.0
 """Minimum seconds between two log lines about addresses whose entries are dropped because a limit is reached."""
@@ -83,10 +83,10 @@ class ExpirySweep:
         if early > 0:
             return early
         try:
-            swept = await self._store.sweep(self._now(), SLICE)
+            swept = await self._store.sweep(self._now(), BATCH_SIZE)
         # Each HTTP request that fails because of the store is logged as an error, so a line of level info is enough
         # here.
         except Exception as error:
             _log.info("old entries could not be removed: {error}", error=str(error))
             swept = 0
-        return PAUSE if swept == SLICE else SWEEP_INTERVAL
+        return BATCH_PAUSE if swept == BATCH_SIZE else SWEEP_INTERVAL

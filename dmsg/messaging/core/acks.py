@@ -12,7 +12,7 @@ A payload gets the lowest sequence number that none of the sender's unacknowledg
 The Go code loses data that are sent too fast, for three reasons. It delivers messages in any order. A new message
 overwrites data that the Go program has not read yet. Of several acknowledgements that would share one Send, the Go code
 sends only the last. This module therefore sends a payload only after the previous payload was acknowledged, and leaves
-a pause between two Sends (``GAP``).
+a pause between two Sends (``SEND_GAP``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ numbers."""
 ACK_INTERVAL = 0.1
 """Maximum seconds that an acknowledgement waits, so that it can be sent in the same Send as a payload. It waits only
 while a payload of this side is unacknowledged. (The Go code uses 100 ms.)"""
-GAP = 0.01
+SEND_GAP = 0.01
 """Minimum seconds between two Sends, with one exception: when the payload of the first Send is acknowledged, the second
 Send may follow at once."""
 OVERHEAD = MAX_ACKS * ACK_SIZE + PAYLOAD_HEAD

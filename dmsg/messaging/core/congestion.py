@@ -29,7 +29,7 @@ BACKLOG_TOTAL = 256 * 1024 * 1024
 OVER_TOTAL = 64 * 1024 * 1024
 """Number of bytes by which all backlogs together may exceed ``BACKLOG_TOTAL``. If they exceed it by more, a source that
 was paused for ``HOLD_LIMIT`` seconds loses its channel with the longest backlog before it is read again."""
-HOLD = 0.1
+PAUSE_CHECK_INTERVAL = 0.1
 """Seconds between two checks of a paused source. A source that also sends to other receivers is resumed at the first
 check."""
 HOLD_LIMIT = 1.0
@@ -39,11 +39,11 @@ the source only after the data that were sent before it.
 """
 STALLED_AFTER = 15.0
 """Seconds without progress after which a receiver loses the channels that have a backlog for it."""
-PIECE = 64 * 1024
+PIECE_SIZE = 64 * 1024
 """Number of bytes of one backlog that are sent before the next backlog gets its turn."""
-SMALL = 4096
+MIN_PIECE_SIZE = 4096
 """Size in bytes below which a piece of a backlog is joined with the next piece, to save memory."""
-FEED = 256 * 1024
+FLUSH_SIZE = 256 * 1024
 """Number of bytes of backlogs that are sent before each flush. The flush shows whether TCP accepts more."""
 
 
@@ -56,7 +56,7 @@ class Congestion:
 
     :param now: function that returns the seconds of a monotonic clock.
     :param on_paused: callback invoked when reading from a link is paused.  The caller must call :meth:`check_source`
-        after ``HOLD`` seconds.
+        after ``PAUSE_CHECK_INTERVAL`` seconds.
     :param give_up: function that closes a channel whose receiver reads nothing.
     :ivar total: number of bytes in all backlogs.
     """
@@ -106,12 +106,12 @@ class Congestion:
             peer.waiting.append(end)
             peer.slow = True
         last = end.backlog[-1] if end.backlog else None
-        if isinstance(last, bytearray) and len(last) < SMALL:
+        if isinstance(last, bytearray) and len(last) < MIN_PIECE_SIZE:
             # Small pieces are joined, because many small objects would take much more memory than the bytes that are
             # counted.
             last += data
         else:
-            end.backlog.append(bytearray(data) if len(data) < SMALL else data)
+            end.backlog.append(bytearray(data) if len(data) < MIN_PIECE_SIZE else data)
         end.queued += len(data)
         self.total += len(data)
 
@@ -125,10 +125,10 @@ class Congestion:
         peer.congested = False
         peer.progress_at = self._now()
         waiting = peer.waiting
-        room = FEED
+        room = FLUSH_SIZE
         while waiting and not peer.congested:
             end = waiting.popleft()
-            share = PIECE
+            share = PIECE_SIZE
             while end.backlog and share > 0:
                 data = end.backlog.popleft()
                 share -= len(data)
@@ -149,7 +149,7 @@ class Congestion:
             # output queue, where channels do not take turns.
             if room <= 0:
                 peer.port.flush()
-                room = FEED
+                room = FLUSH_SIZE
         peer.slow = peer.congested or bool(waiting)
 
     # --- input from a link ---

@@ -91,7 +91,7 @@ class Relay(ConnectionTable[RelayPeer]):
             a client that has never answered an OpenChannel itself. With None, it sends as many ids as the answer of the
             other client had. A client that has answered an OpenChannel gets as many ids as it sent then.
         :param on_paused: callback invoked when reading of a link is paused.  The caller must call :meth:`let_read`
-            after :data:`~dmsg.messaging.core.congestion.HOLD` seconds.
+            after :data:`~dmsg.messaging.core.congestion.PAUSE_CHECK_INTERVAL` seconds.
         :raises ValueError: ``two_ids`` is set with :attr:`Profile.SEED`.
         """
         if two_ids and profile is Profile.SEED:

@@ -15,7 +15,7 @@ from dmsg.net.blocks import BlockCounts
 FEW_PLACES = 4
 """Number of clients of one block, such as a household or a small office, that are never evicted for clients of other
 blocks."""
-GREEDY_PART = 16
+GREEDY_DIVISOR = 16
 """Divisor that gives the limit of one block: the maximum number of clients divided by this number. If no client is
 idle, the block with the highest load loses its newest client, even a busy one, if its load exceeds the limit."""
 MAX_SEARCHED_BLOCKS = 16
@@ -116,7 +116,7 @@ class Places(Generic[SessionT]):
         block = self._counts.heaviest()
         # If no client is idle, a busy client of a block with a large part of all clients is evicted. Otherwise an
         # attacker could protect its clients by keeping all of them busy.
-        if victim is None and self._counts.load(block) > max(least, limit / GREEDY_PART):
+        if victim is None and self._counts.load(block) > max(least, limit / GREEDY_DIVISOR):
             victim = next(reversed(self._placed[block]))
         return victim
 

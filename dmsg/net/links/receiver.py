@@ -25,13 +25,13 @@ from dmsg.net.links.reading import (
     TLS_READ_SIZE,
     limit_reads_below_tls,
 )
-from dmsg.net.links.small_pieces import SMALL, SmallPieces
+from dmsg.net.links.small_pieces import SMALL_SIZE, SmallPieces
 from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
 from dmsg.net.websocket.byte_stream import StreamError
 
 HELD_PIECE = 16 * 1024
 """Maximum size in bytes of a buffered piece that is joined from several pieces of received data."""
-COALESCE = 0.01
+COALESCE_TIME = 0.01
 """Seconds for which reading from plain TCP is paused after too many small reads. Meanwhile, the kernel joins the
 segments that arrive."""
 FRAMES_A_READ = 256
@@ -146,7 +146,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             return
         if self.active_links is not None:
             self.active_links[self] = None
-        if (len(data) < SMALL or self._small_reads is not None) and self._count_read(len(data)):
+        if (len(data) < SMALL_SIZE or self._small_reads is not None) and self._count_read(len(data)):
             return
         if self._reads_little and len(data) >= LARGE_RECORD:
             self._reads_little = False
@@ -181,7 +181,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             return True
         if HoldReason.COALESCE not in self.held_by:
             self.hold(HoldReason.COALESCE)
-            self._reactor.callLater(COALESCE, self.release, HoldReason.COALESCE)
+            self._reactor.callLater(COALESCE_TIME, self.release, HoldReason.COALESCE)
         return False
 
     def _take(self, data: bytes | memoryview) -> None:
@@ -213,7 +213,7 @@ class LinkReceiver(HeldReading, TurnTaker, TwistedProtocol):
             self._peer_erred(RemoteProtocolError(DropReason.BAD_WEBSOCKET, str(error)))
             return
         self._take_joined(joined)
-        if (frames * SMALL > size or self._small_frames is not None) and self._count_frames(frames, size):
+        if (frames * SMALL_SIZE > size or self._small_frames is not None) and self._count_frames(frames, size):
             return
         carrier.answer()
         if reader.closed:

@@ -11,7 +11,7 @@ System has 22 bytes.
 
 from __future__ import annotations
 
-SMALL = 12
+SMALL_SIZE = 12
 """Size in bytes below which a piece of received data (TCP segment, TLS record, websocket frame) counts as small."""
 BURST = 1024
 """Maximum count of a connection's small pieces (:attr:`SmallPieces.level`). Above it, there are too many."""
@@ -43,5 +43,5 @@ class SmallPieces:
         """
         level = max(0.0, self.level - (now - self._at) * RATE)
         self._at = now
-        self.level = max(0.0, level + max(pieces - size // SMALL, -MAX_COMPENSATED))
+        self.level = max(0.0, level + max(pieces - size // SMALL_SIZE, -MAX_COMPENSATED))
         return self.level > BURST

@@ -53,7 +53,7 @@ _T = TypeVar("_T")
 _log = Logger()
 
 
-UNREAD: WeakSet[StreamTransport] = WeakSet()
+UNREAD_STREAMS: WeakSet[StreamTransport] = WeakSet()
 """Ended streams of this process with received data that their applications have not read yet."""
 
 
@@ -469,7 +469,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             # reading. Nobody else would resume it.
             self._paused = False
         if self._unread:
-            UNREAD.add(self)
+            UNREAD_STREAMS.add(self)
         for ticket in tickets:
             late = reason == CloseReason.TIMEOUT
             ticket.fire(Failure(DmsgTimeout(str(failure.value)) if late else TransportClosed(reason)))
@@ -492,7 +492,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             self.resume_if_unpaused()
 
     def _finish(self) -> None:
-        UNREAD.discard(self)
+        UNREAD_STREAMS.discard(self)
         protocol, self._protocol = self._protocol, None
         if protocol is not None and self._loss is not None:
             self.disconnected = True

@@ -28,7 +28,7 @@ from dmsg.net.turn_writes import send_at_turn_end
 from dmsg.net.turns import TurnTaker
 from dmsg.net.web.pending_requests import PendingRequests
 
-PIECE = 2 * 1024
+PARSE_SIZE = 2 * 1024
 """Number of bytes of HTTP requests that are parsed at a time. The rest is buffered, and nothing is read while
 more than one piece is buffered."""
 MAX_HEADERS = 100
@@ -130,7 +130,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
             if self._dropped > LINGER_SIZE:
                 self._close()
             return
-        self._unparsed.extend(data[start : start + PIECE] for start in range(0, len(data), PIECE))
+        self._unparsed.extend(data[start : start + PARSE_SIZE] for start in range(0, len(data), PARSE_SIZE))
         self.site.unanswered.book(self, len(data))
         self._feed()
 

@@ -14,7 +14,7 @@ BINARY, PING, PONG = 0x82, 0x89, 0x8A
 """First byte of an unfragmented frame of each kind: the FIN bit and the opcode."""
 BEGINNING, MIDDLE, ENDING = 0x02, 0x00, 0x80
 """First byte of the first, of a middle and of the last fragment of a binary message."""
-OTHER = -1
+OTHER_FRAME = -1
 """Value that is returned instead of the first byte for frames that are neither binary messages nor pings nor pongs."""
 MAX_CONTROL = 125
 """Maximum number of payload bytes of a ping or pong."""
@@ -125,7 +125,7 @@ class Frames:
         """Process ``data`` and yield the frames that are complete.
 
         A message, a fragment, a ping and a pong are yielded as their first byte and payload. Any other frame is yielded
-        as :data:`OTHER` and the whole frame.
+        as :data:`OTHER_FRAME` and the whole frame.
 
         :raises FrameTooLarge: a frame will be larger than allowed.
         """
@@ -161,7 +161,7 @@ class Frames:
                 payload = data[body:stop]
                 yield first, mask(payload, data[body - 4 : body]) if marked else payload
             else:
-                yield OTHER, data[start:stop]
+                yield OTHER_FRAME, data[start:stop]
             start = stop
             want = 2
         if start < end:

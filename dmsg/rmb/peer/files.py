@@ -48,7 +48,7 @@ MAX_SIZE = 4 * 1024 * 1024 * 1024
 MAX_UPLOADS = 16
 """Maximum number of files that this peer receives at the same time. Each twin may send a quarter of this number. At the
 limit, the twin that sends most files loses its newest one to a twin that sends fewer."""
-IDLE = 60.0
+IDLE_TIMEOUT = 60.0
 """Seconds without a write after which an upload is cancelled and its file removed."""
 NEGOTIATE_TIMEOUT = 30
 """Seconds that the receiver may take to accept or refuse a file."""
@@ -60,7 +60,7 @@ MAX_SPANS = 1000
 MAX_OUTCOMES = 1000
 """Maximum number of finished uploads whose outcome is remembered. A repeated ``file.close`` then gets the same
 answer. Above it, the twin with most outcomes loses its oldest one to another twin."""
-PART = ".part"
+PART_SUFFIX = ".part"
 IN_FLIGHT = 8
 """Maximum number of writes of one upload that no relay has confirmed yet."""
 ERROR = 0
@@ -83,7 +83,7 @@ class _Incoming:
         if path.exists() or path.is_symlink():
             raise FileExistsError(17, "File exists")
         self.path = path
-        self.part = path.with_name(f"{path.name}{PART}")
+        self.part = path.with_name(f"{path.name}{PART_SUFFIX}")
         self.size = size
         self.command = command
         self.file = os.open(self.part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -164,7 +164,7 @@ class FileUploads:
         self._outcomes: OrderedDict[tuple[int, str], bytes | None] = OrderedDict()
         if directory is not None:
             # These are incomplete files of a peer process that was killed. No process will complete them.
-            for left in directory.glob(f"*{PART}"):
+            for left in directory.glob(f"*{PART_SUFFIX}"):
                 left.unlink(missing_ok=True)
 
     def stop(self) -> None:
@@ -340,9 +340,9 @@ class FileUploads:
     def _touch(self, key: tuple[int, str]) -> None:
         incoming = self._incoming[key]
         if incoming.timer is not None and incoming.timer.active():
-            incoming.timer.reset(IDLE)
+            incoming.timer.reset(IDLE_TIMEOUT)
         else:
-            incoming.timer = self._reactor.callLater(IDLE, self._give_up, key)
+            incoming.timer = self._reactor.callLater(IDLE_TIMEOUT, self._give_up, key)
 
     def _give_up(self, key: tuple[int, str], reason: str = "bytes of the file are missing") -> None:
         incoming = self._incoming.pop(key, None)

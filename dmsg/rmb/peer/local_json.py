@@ -22,7 +22,7 @@ MAX_DESTINATIONS = 1000
 """Maximum number of destinations of one request."""
 MAX_JSON = 24 * 1024 * 1024
 """Maximum size in bytes of a JSON message that programs and the peer exchange through Redis."""
-RESERVED = ("system.", "backlog.", "seen.", "outgoing.")
+RESERVED_PREFIXES = ("system.", "backlog.", "seen.", "outgoing.")
 """Prefixes that no command may have. With them, ``msgbus.<command>`` would be one of the peer's own keys in Redis."""
 
 
@@ -33,7 +33,7 @@ def may_be_called(command: str) -> bool:
         command.encode()
     except UnicodeEncodeError:
         return False
-    return 0 < len(command) <= MAX_COMMAND and not command.startswith(RESERVED)
+    return 0 < len(command) <= MAX_COMMAND and not command.startswith(RESERVED_PREFIXES)
 
 
 class LocalError(RmbError, ValueError):

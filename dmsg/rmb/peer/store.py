@@ -41,7 +41,7 @@ QUEUE_TTL = 3600
 """Seconds without a new message after which a list is deleted."""
 BATCH = 100
 """Maximum number of messages that one call takes from a Redis list."""
-BLOCK = 5
+BLOCK_TIMEOUT = 5
 """Seconds that a blocking read waits for a message."""
 RETRY = 0.5
 """Seconds between two attempts of a failed call to Redis."""
@@ -146,8 +146,8 @@ class PeerStore:
         :param room: function that returns a Deferred. It fires with the number of messages that may be read now, when
             this is above 0.
         """
-        # Redis answers a blocking read within BLOCK seconds, so a connection that is silent for longer is dead.
-        blocking = lazy_redis(self._url, reply_timeout=BLOCK + 10)
+        # Redis answers a blocking read within BLOCK_TIMEOUT seconds, so a connection that is silent for longer is dead.
+        blocking = lazy_redis(self._url, reply_timeout=BLOCK_TIMEOUT + 10)
         self._connections.append(blocking)
         held = f"{name}.taken"
 
@@ -169,7 +169,7 @@ class PeerStore:
                     for index in range(0, len(answer), 2):
                         on_taken(answer[index].decode(), time, answer[index + 1])
                     if len(answer) < 2 * most:
-                        await blocking.execute_command("BLMOVE", name, held, "RIGHT", "LEFT", BLOCK)
+                        await blocking.execute_command("BLMOVE", name, held, "RIGHT", "LEFT", BLOCK_TIMEOUT)
                 except CancelledError:
                     raise
                 except Exception as error:

@@ -25,7 +25,7 @@ from werkzeug.exceptions import HTTPException
 from dmsg.net.reactor import cancel_call
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import answer, answer_http_error
-from dmsg.pages.access import HERE
+from dmsg.pages.access import LOCAL_ONLY
 from dmsg.rmb.errors import IdentityError, NotTheOwner, RegistryConflict, RegistryRefused, TwinNotFound
 from dmsg.rmb.registry.interface import PAGE
 from dmsg.rmb.registry.table import TableRegistry
@@ -158,13 +158,13 @@ class RegistryAPI:
     @_app.route("/health", methods=["GET"])
     def health(self, request: IRequest) -> bytes:
         """Answer a health check. Programs on this machine also get the number of twins."""
-        twins = {"twins": self._table.count()} if HERE.refuses(request) is None else {}
+        twins = {"twins": self._table.count()} if LOCAL_ONLY.refuses(request) is None else {}
         return self._json(request, {"status": "ok", **twins})
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> bytes:
         """Answer with the metrics for Prometheus. Only programs on this machine get them."""
-        if HERE.refuses(request) is not None:
+        if LOCAL_ONLY.refuses(request) is not None:
             return answer(request, 403, "the metrics of a registry are for programs of its own machine")
         request.setHeader(b"content-type", CONTENT_TYPE)
         lines = [

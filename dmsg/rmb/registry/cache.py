@@ -24,9 +24,9 @@ NEGATIVE_TTL = 5.0
 MIN_NEGATIVE_AGE = 1.0
 """Seconds for which :meth:`CachedRegistry.mark_stale` keeps the answer that an id is unknown. Older answers are
 dropped, so that the registry is queried again."""
-STALE = 24 * 3600.0
+MAX_STALE_AGE = 24 * 3600.0
 """Maximum age in seconds of an entry that is used while the registry is unavailable."""
-AWAY = 2.0
+FAILURE_PAUSE = 2.0
 """Seconds after a failed query for which the registry is not asked again about twins that are in the cache."""
 MAX_TWINS = 50_000
 """Maximum number of entries in the cache. Above it, the least recently used entry is evicted."""
@@ -95,7 +95,7 @@ class CachedRegistry:
         if known is not None:
             said, value = known
             self._known.move_to_end(twin)
-            if said + self._ttl > now or (self._away_until > now and said + STALE > now):
+            if said + self._ttl > now or (self._away_until > now and said + MAX_STALE_AGE > now):
                 self.hits += 1
                 return succeed(value)
         elif twin in self._none and self._none[twin] + self._negative_ttl > now:
@@ -122,9 +122,9 @@ class CachedRegistry:
             self._known.pop(twin, None)
             remember(self._none, twin, now, MAX_NONE)
         else:
-            self._away_until = now + AWAY
+            self._away_until = now + FAILURE_PAUSE
             known = self._known.get(twin)
-            if known is not None and known[0] + STALE > now:
+            if known is not None and known[0] + MAX_STALE_AGE > now:
                 result = known[1]
         for waiting in self._asking.pop(twin):
             if not waiting.called:

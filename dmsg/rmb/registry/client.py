@@ -30,7 +30,7 @@ from dmsg.rmb.twins.twin import Twin
 
 TIMEOUT = 5.0
 """Timeout of one request in seconds."""
-WAIT = 25
+LONG_POLL_TIME = 25
 """Seconds for which the service is asked to keep a long poll for changes open."""
 MAX_ANSWER = 4 * 1024 * 1024
 """Maximum size in bytes of an answer with many twins."""
@@ -38,10 +38,10 @@ MAX_TWIN_ANSWER = 64 * 1024
 """Maximum size in bytes of an answer with one twin."""
 VERIFIED_AT_ONCE = 32
 """Maximum number of signatures that are verified in one reactor turn."""
-PACE = 0.2
+POLL_PAUSE = 0.2
 """Seconds between an answer with changes and the next long poll. Changes made in between arrive together in one
 answer."""
-CONNECTIONS = 16
+MAX_IDLE_CONNECTIONS = 16
 """Maximum number of idle connections to the service that are kept open."""
 
 _log = Logger()
@@ -63,7 +63,7 @@ class HTTPRegistry:
         self.shown_url = without_userinfo(self.url)
         self._reactor = reactor
         self._random = random or Random()
-        self._pool = make_pool(reactor, limit=CONNECTIONS)
+        self._pool = make_pool(reactor, limit=MAX_IDLE_CONNECTIONS)
         self._http = WebClient(reactor, self._pool, TIMEOUT)
         self._watchers: list[Callable[[Twin], None]] = []
         self._following: Deferred[None] | None = None
@@ -162,8 +162,8 @@ class HTTPRegistry:
         failures = 0
         while not self._closed:
             try:
-                query = "" if since is None else f"?{urlencode({'since': since, 'wait': WAIT})}"
-                content = await self._ask("GET", f"/changes{query}", timeout=WAIT + TIMEOUT, limit=MAX_ANSWER)
+                query = "" if since is None else f"?{urlencode({'since': since, 'wait': LONG_POLL_TIME})}"
+                content = await self._ask("GET", f"/changes{query}", timeout=LONG_POLL_TIME + TIMEOUT, limit=MAX_ANSWER)
                 following = content.get("next")
                 if isinstance(following, bool) or not isinstance(following, int):
                     raise RegistryUnavailable(f"{self.shown_url}: its list of changes has no valid number 'next'")
@@ -180,7 +180,7 @@ class HTTPRegistry:
                 since = following
                 failures = 0
                 if len(_list(content)) < PAGE:
-                    await deferLater(self._reactor, PACE)
+                    await deferLater(self._reactor, POLL_PAUSE)
             except CancelledError:
                 raise
             # All exceptions are caught: the next long poll must follow even if an answer could not be processed.

@@ -14,7 +14,7 @@ from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.websocket import TRY_LATER
 
-SMALL = 16 * 1024
+MIN_REPORTED_SIZE = 16 * 1024
 """Number of bytes of memory below which a session is not reported."""
 
 
@@ -43,14 +43,14 @@ class SessionHoldings(MemoryWatch[RelaySession]):
             if session is None or session.delivery is not delivery:
                 continue
             size = delivery.size + (session.socket.unsent if session.socket is not None else 0)
-            if size >= SMALL:
+            if size >= MIN_REPORTED_SIZE:
                 age = 0.0 if delivery.since is None else self.now - delivery.since
                 yield Holding((f"twin {session.owner}",), "messages", size, age, self._end_of(session))
         for session in list(switch.parked):
             buffer = session.buffer
             if session.is_lost or not len(buffer):
                 del switch.parked[session]
-            elif buffer.size >= SMALL:
+            elif buffer.size >= MIN_REPORTED_SIZE:
                 age = self.age(session, buffer.stored_bytes - buffer.size, buffer.stored_bytes)
                 yield Holding((f"twin {session.owner}",), "parked", buffer.size, age, self._end_of(session))
 

@@ -7,12 +7,12 @@ from twisted.logger import Logger
 
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.delivery import SPILL_AFTER
-from dmsg.rmb.relay.sessions import SMALL
+from dmsg.rmb.relay.sessions import MAX_UNWATCHED_SIZE
 from dmsg.rmb.relay.switch import Switch
 from dmsg.rmb.socket.websocket import FAILED, GOING_AWAY, TRY_LATER
 from dmsg.rmb.twins.address import Session
 
-ROUND = 1.0
+ROUND_INTERVAL = 1.0
 """Seconds between two rounds of a relay's periodic checks."""
 IDLE_PING = 30.0
 """Seconds without received data after which a session is pinged."""
@@ -22,7 +22,7 @@ STALLED_AFTER = 60.0
 """Seconds after which a session is ended if a confirmation is expected from it and none arrives."""
 UNFINISHED_FOR = 60.0
 """Seconds after which a session is ended if one of its messages is incomplete, counted from the time when more than
-``SMALL`` bytes of the message have arrived."""
+``MAX_UNWATCHED_SIZE`` bytes of the message have arrived."""
 PRESENT_EVERY = 30.0
 """Seconds between two announcements, to other processes on the same queue, of the sessions connected here."""
 MAX_POLLED_SESSIONS = 1000
@@ -95,7 +95,7 @@ class PeriodicChecks:
         switch, now = self._switch, self._clock.seconds()
         for session in list(switch.sessions.values()):
             socket = session.socket
-            if session.unfinished <= SMALL:
+            if session.unfinished <= MAX_UNWATCHED_SIZE:
                 session.unfinished_since = None
             if socket is not None and socket.has_received:
                 socket.has_received = False

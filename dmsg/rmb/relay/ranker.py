@@ -6,7 +6,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable
 from random import Random
 
-PERIOD = 3600.0
+FAILURE_PERIOD = 3600.0
 """Seconds for which a failure counts against a relay."""
 MAX_FAILURES = 100
 """Maximum number of failures that are remembered for one relay."""
@@ -18,7 +18,7 @@ class Ranker:
     """Ranking of relays by their failures in the last ``period`` seconds. Relays with the same number of failures are
     in random order."""
 
-    def __init__(self, period: float = PERIOD, random: Random | None = None) -> None:
+    def __init__(self, period: float = FAILURE_PERIOD, random: Random | None = None) -> None:
         self.period = period
         self._random = random or Random()
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()

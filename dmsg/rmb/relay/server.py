@@ -28,7 +28,7 @@ from dmsg.rmb.relay.federation.post import Poster
 from dmsg.rmb.relay.holdings import SessionHoldings
 from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.relay.metrics import RelayMetrics
-from dmsg.rmb.relay.periodic import ROUND, PeriodicChecks
+from dmsg.rmb.relay.periodic import ROUND_INTERVAL, PeriodicChecks
 from dmsg.rmb.relay.queue.interface import QueueLimits, RelayQueue
 from dmsg.rmb.relay.queue.redis import RedisQueue
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
@@ -41,8 +41,9 @@ from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
 from dmsg.rmb.socket.upgrade import UpgradeResource
 from dmsg.rmb.socket.websocket import GOING_AWAY, TRY_LATER
 
-PART = 4
-"""Divisor of the memory limit: messages to other relays may use 1 / ``PART`` of it, and so may incomplete messages."""
+MEMORY_DIVISOR = 4
+"""Divisor of the memory limit. Messages to other relays may use 1 / ``MEMORY_DIVISOR`` of the limit, and so may
+incomplete messages."""
 QUEUE_NOT_WRITABLE = "the queue cannot store messages"
 """Value of ``status`` in ``/health`` while the queue cannot be written, for example because the disk is full."""
 CLOSE_WAIT = 2.0
@@ -133,7 +134,7 @@ class RmbRelay(ListeningService):
         await self._status.start()
         await self._listen(self._page(running.switch, metrics).make_site())
         running.round.clock = self._reactor
-        running.round.start(ROUND, now=True)
+        running.round.start(ROUND_INTERVAL, now=True)
 
     @property
     def switch(self) -> Switch | None:
@@ -164,7 +165,7 @@ class RmbRelay(ListeningService):
             self._wall_clock,
             settings.domains,
             random=self._random,
-            max_size=min(MAX_ITEMS_SIZE, self.memory.limit // PART),
+            max_size=min(MAX_ITEMS_SIZE, self.memory.limit // MEMORY_DIVISOR),
         )
         switch = Switch(
             self._reactor,
@@ -175,7 +176,7 @@ class RmbRelay(ListeningService):
             self._wall_clock,
             durable=settings.durable,
             # The limit must allow two messages of the maximum size. Otherwise nobody could send such a message.
-            max_unfinished=min(MAX_UNFINISHED, max(2 * MAX_MESSAGE, self.memory.limit // PART)),
+            max_unfinished=min(MAX_UNFINISHED, max(2 * MAX_MESSAGE, self.memory.limit // MEMORY_DIVISOR)),
         )
         holdings = SessionHoldings(self._reactor, switch, self.memory)
         return _Running(

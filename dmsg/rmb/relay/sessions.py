@@ -21,7 +21,7 @@ ASKING_PING = 8
 MAX_UNSETTLED, MAX_UNSETTLED_SIZE = 20_000, 64 * 1024 * 1024
 """Number and bytes of a session's unsettled messages. At either one, the relay stops reading from the session."""
 
-SMALL = 64 * 1024
+MAX_UNWATCHED_SIZE = 64 * 1024
 """Maximum size in bytes of an incomplete message that the relay does not watch. A session with a larger incomplete
 message is in ``growing``."""
 
@@ -145,7 +145,7 @@ class RelaySession:
                 # A message is now complete. The remaining bytes belong to the next message.
                 self.unfinished_since = None
             self.unfinished = size
-            if size > SMALL:
+            if size > MAX_UNWATCHED_SIZE:
                 self.switch.growing[self] = None
             else:
                 self.switch.growing.pop(self, None)

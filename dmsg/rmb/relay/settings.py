@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, Text, option, proxied_option
 from dmsg.pages.settings import PageSettings
 from dmsg.rmb.relay.queue.interface import QueueLimits
-from dmsg.rmb.relay.ranker import PERIOD
+from dmsg.rmb.relay.ranker import FAILURE_PERIOD
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.twin import check_relay
 
@@ -50,7 +50,7 @@ class RelaySettings(PageSettings):
         group=LIMITS,
     )
     ranker_period: float = option(
-        PERIOD,
+        FAILURE_PERIOD,
         "Seconds for which a failure lowers the rank of another relay",
         Number(1, 10**6, "seconds"),
         short="p",

@@ -23,7 +23,7 @@ from dmsg.net.web.guard import Guard, GuardReason
 from dmsg.net.web.routes import finish_with
 from dmsg.net.web.site import bounded_arguments, close_after, without_body
 from dmsg.net.websocket.upgrade import Upgrade
-from dmsg.pages.access import HERE, NOT_PUBLIC
+from dmsg.pages.access import LOCAL_ONLY, NOT_PUBLIC
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
 from dmsg.rmb.errors import Drop, EnvelopeError, TokenError, TwinNotFound
 from dmsg.rmb.relay.federation import batch
@@ -131,14 +131,14 @@ class RelaySite(Resource):
             request.setHeader(b"content-type", b"text/plain; version=0.0.4; charset=utf-8")
             # Clients on other machines get the status 200, too, though no metrics, because the probes in the charts of
             # rmb-rs request this path from other machines.
-            shown = self._metrics() if HERE.refuses(request) is None else b"# " + NOT_PUBLIC.encode()
+            shown = self._metrics() if LOCAL_ONLY.refuses(request) is None else b"# " + NOT_PUBLIC.encode()
             return without_body(request, shown)
         if request.method in (b"GET", b"HEAD") and request.path == b"/health":
             request.setHeader(b"content-type", b"application/json")
             health = self._health()
             if health["status"] != "ok":
                 request.setResponseCode(503)
-            if HERE.refuses(request) is not None:
+            if LOCAL_ONLY.refuses(request) is not None:
                 health = {"status": health["status"]}
             return without_body(request, json.dumps(health).encode())
         return self._text(request, 404, "page not found")

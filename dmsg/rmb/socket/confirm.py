@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dmsg.rmb.socket.session_buffer import SessionBuffer
 
-FEW, FEW_BYTES = 1000, 16 * 1024 * 1024
+RESUME_COUNT, RESUME_BYTES = 1000, 16 * 1024 * 1024
 """Maximum number and bytes of a session's unsettled messages at which reading from the session resumes."""
 MAX_PINGS = 16
 """Maximum number of a session's pings that wait for their answer. Above it, the oldest ping is forgotten and never
@@ -107,7 +107,7 @@ class Ledger:
         pings = self._pings
         while pings and self._added - len(waiting) >= pings[0][0]:
             self._pong(pings.popleft()[1])
-        if self.on_few_left is not None and len(waiting) <= FEW and self.size <= FEW_BYTES:
+        if self.on_few_left is not None and len(waiting) <= RESUME_COUNT and self.size <= RESUME_BYTES:
             on_few_left, self.on_few_left = self.on_few_left, None
             on_few_left()
 

@@ -22,7 +22,7 @@ from zope.interface import implementer
 from dmsg.net.flush import TurnFlush
 from dmsg.net.reactor import cancel_call
 from dmsg.net.socketopts import forget_unsent, queued_bytes, tune, write_now
-from dmsg.net.turn_share import STEPS
+from dmsg.net.turn_share import SERVER_FRAMES
 from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
 from dmsg.net.websocket import frames
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
@@ -174,7 +174,7 @@ class Socket(HeldReading, TurnTaker):
             self.grew(self.unfinished)
 
     def _take_all(self, messages: Iterator[tuple[int, bytes]]) -> None:
-        """Process as many frames as the owner's time in this reactor turn allows, and at most :data:`STEPS`."""
+        """Process as many frames as the owner's time in this reactor turn allows, and at most :data:`SERVER_FRAMES`."""
         share = self.share
         until = share.now() + share.seconds_left(self.owner) if share is not None else 0.0
         for steps, (first, content) in enumerate(messages, 1):
@@ -183,7 +183,7 @@ class Socket(HeldReading, TurnTaker):
             if self._feeding is not messages:
                 return
             # Both the frames and the time are limited, because a frame costs from 1 to 100 µs.
-            if steps >= STEPS or (share is not None and share.now() >= until):
+            if steps >= SERVER_FRAMES or (share is not None and share.now() >= until):
                 self._next_turn()
                 return
         self._feeding = None
@@ -198,7 +198,7 @@ class Socket(HeldReading, TurnTaker):
         elif first == frames.PING:
             if self._loss is None:  # No pong can be sent over a lost connection.
                 receiver.ping_received(content)
-        elif first != frames.OTHER:
+        elif first != frames.OTHER_FRAME:
             whole = self._fragments.add(first, content)
             if whole is not None:
                 receiver.received(whole)

@@ -54,7 +54,7 @@ MIN_MESSAGE = PUBKEY_SIZE + HELLO_SIZE + _TAG_SIZE
 MAX_MESSAGE = 1024
 """Maximum bytes of a KK message, which leaves room for options of later versions. A protocol family may permit up to
 :data:`~dmsg.noise.handshake.MAX_FRAMED_MESSAGE`."""
-CRITICAL = 0x80
+FIRST_CRITICAL_OPTION = 0x80
 """Smallest type of a critical option. A transport with an unknown critical option is refused."""
 OPTION_END = 0x00
 OPTION_OPEN = 0x01
@@ -202,7 +202,7 @@ def _options(options: dict[int, bytes]) -> _Options:
     values: _Options = {}
     for kind, value in options.items():
         if kind not in _SIZES:
-            if kind >= CRITICAL:
+            if kind >= FIRST_CRITICAL_OPTION:
                 raise HandshakeError(f"hello has the unknown option {kind:#x}")
         elif len(value) != _SIZES[kind]:
             raise HandshakeError(f"option {kind:#x} of the hello has a wrong length")

@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidTag
 from dmsg.base.buffers import NO_QUEUE, NO_TABLE
 from dmsg.base.cipher_names import Cipher
 from dmsg.errors import CloseReason, DmsgError
-from dmsg.noise.ciphers import NEVER, begin_cipher, next_cipher, rekey_after
+from dmsg.noise.ciphers import NO_REKEY, begin_cipher, next_cipher, rekey_after
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import HASH_SIZE, Hello, Resume, agreed_cipher
 from dmsg.streams.core.budget import BUDGET, Budget
@@ -256,7 +256,7 @@ class ResumableEnd:
         self._decrypt_into: Callable[..., int] = _no_keys
         self._next_open_key: Callable[..., bytes] = _no_keys
         """Method of the decrypting cipher that derives the next key."""
-        self._seal_rekey = self._open_rekey = NEVER
+        self._seal_rekey = self._open_rekey = NO_REKEY
         """Nonces at which the keys of the sending and of the receiving direction are changed."""
         self.cipher = Cipher.CHACHA20_POLY1305
         """Cipher of the present transport, or of the last one."""

@@ -9,7 +9,7 @@ from twisted.internet.error import CannotListenError
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps.codes import Code, CodeUsedUp, OfferedCode, accept_code, offer_code
-from dmsg.apps.codes.stream import PORT, TRIES
+from dmsg.apps.codes.stream import MAX_WRONG_GUESSES, PORT
 from dmsg.discovery.lookup.nameplates import NoSuchNameplate
 from dmsg.errors import DiscoveryError
 from dmsg.net.streams.address import DmsgAddress
@@ -80,10 +80,10 @@ class RendezvousTests(SynchronousTestCase):
     def test_wrong_guesses_use_up_the_code(self) -> None:
         offered = self.offer()
         wrong = Code.make(offered.code.nameplate)
-        for _ in range(TRIES):
+        for _ in range(MAX_WRONG_GUESSES):
             self.accept(wrong).trap(CodeUsedUp)
         self.result_of(offered.agreed).trap(CodeUsedUp)
-        self.assertEqual(self.guesses, list(range(TRIES - 1, 0, -1)))
+        self.assertEqual(self.guesses, list(range(MAX_WRONG_GUESSES - 1, 0, -1)))
         self.check_is_over(offered.code)
 
     def test_a_number_stays_claimed_while_the_offer_lasts(self) -> None:

@@ -18,11 +18,11 @@ from dmsg.apps.codes.stream import (
     CLOSE_TIMEOUT,
     EARLY_LIMIT,
     MAX_AGREEMENTS,
+    MAX_WRONG_GUESSES,
     PORT,
     RUNS_BURST,
     RUNS_RATE,
     SLOW_RUN,
-    TRIES,
     CodeAgreement,
     CodeEnd,
     CodeExpired,
@@ -125,7 +125,7 @@ class CodeStreamTests(CodeStreamCase):
         """The first wrong guess does not use up the code: otherwise a stranger who found the number could end any
         code.
         """
-        for left in range(TRIES - 1, 0, -1):
+        for left in range(MAX_WRONG_GUESSES - 1, 0, -1):
             _, guessed = self.dial(self.eve, GUESS)
             self.run_until(lambda guessed=guessed: guessed)
             self.assertIsInstance(guessed[0].value, WrongCode)
@@ -139,7 +139,7 @@ class CodeStreamTests(CodeStreamCase):
         self.assertIsInstance(late[0], Failure)
 
     def test_behind_wrong_guesses_the_right_one_counts(self) -> None:
-        for _ in range(TRIES - 1):
+        for _ in range(MAX_WRONG_GUESSES - 1):
             _, guessed = self.dial(self.eve, GUESS)
             self.run_until(lambda guessed=guessed: guessed)
         _, results = self.dial(self.bob, CODE)
@@ -151,7 +151,7 @@ class CodeStreamTests(CodeStreamCase):
         guesses = [self.dial(self.eve, GUESS)[1] for _ in range(MAX_AGREEMENTS)]
         self.run_until(lambda: all(guesses))
         judged = [one for one in guesses if isinstance(one[0].value, WrongCode)]
-        self.assertEqual(len(judged), TRIES)
+        self.assertEqual(len(judged), MAX_WRONG_GUESSES)
         self.assertEqual(len(self.results), 1)
 
     def test_wrong_guesses_count_for_the_code_and_not_for_each_receiver(self) -> None:
@@ -163,7 +163,7 @@ class CodeStreamTests(CodeStreamCase):
                 self.run_until(lambda guessed=guessed: guessed)
             _, results = self.dial(self.alice, CODE, self.bob)
             self.run_until(lambda results=results: results)
-        self.assertEqual((len(agreed), offer.tries, offer.receivers, over), (2, TRIES - 4, 1, []))
+        self.assertEqual((len(agreed), offer.tries, offer.receivers, over), (2, MAX_WRONG_GUESSES - 4, 1, []))
         self.dial(self.eve, GUESS, self.bob)
         self.run_until(lambda: over)
         self.assertIsInstance(over[0].value, WrongCode)
@@ -321,7 +321,7 @@ class CodeStreamTests(CodeStreamCase):
         _, results = self.dial(self.bob, CODE, self.eve)
         self.run_until(lambda: results and self.told)
         self.assertIsInstance(results[0].value, WrongCode)
-        self.assertEqual((self.results, self.told), ([], [TRIES - 1]))
+        self.assertEqual((self.results, self.told), ([], [MAX_WRONG_GUESSES - 1]))
 
     def test_data_behind_the_proof_is_held_within_a_limit(self) -> None:
         """Data behind an invalid message and behind the last message of the proof are both held only up to a limit."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from twisted.internet import threads
 
-from dmsg.apps.codes.stream import TRIES
+from dmsg.apps.codes.stream import MAX_WRONG_GUESSES
 from dmsg.apps.codes.words import EXAMPLE, Code
 from dmsg.apps.partial_files import part_name
 from dmsg.keys import SecKey, read_key_file, write_key_file
@@ -137,7 +137,7 @@ class RefusingTests(CodeCase):
         status, _, err = await self.receives(wrong, "--yes")
         self.assertEqual((status, err.count("\n")), (4, 1), err)
         self.assertIn("the code is wrong", err)
-        await self.said(sender, f"somebody tried a wrong code; after {TRIES - 1} more")
+        await self.said(sender, f"somebody tried a wrong code; after {MAX_WRONG_GUESSES - 1} more")
         status, _, err = await self.receives(code, "--yes")
         self.assertEqual(status, 0, err)
         await self.ends(sender, 0, "sent a")

@@ -25,12 +25,12 @@ from dmsg.discovery.checks.schedule import (
     CHECKS_PER_TTL,
     CHECKS_PER_WIDER_BLOCK,
     FIRST_CHECK_DELAY,
+    MAX_FAILED_CHECKS,
     MAX_INTERVAL_REFRESHED,
     MAX_OTHER_CHECKS,
     MAX_SILENT_CHECKS,
     POSTPONED_FOR,
     PROVED_FOR,
-    TRIES,
     UNLISTED_AFTER,
     ServerChecks,
 )
@@ -268,7 +268,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.clock.advance(PROVED_FOR)
         post_regularly(4 * MAX_INTERVAL_REFRESHED)
         self.assertEqual(self.proofs, 1)
-        self.assertGreater(len(postponed), 2 * TRIES)
+        self.assertGreater(len(postponed), 2 * MAX_FAILED_CHECKS)
         crowded.release("2.2.2.2")
         post_regularly(2 * POSTPONED_FOR)
         self.assertEqual(self.proofs, 2)
@@ -430,7 +430,7 @@ class ServerChecksTests(SynchronousTestCase):
         self.there = False
         self.post(server(1))
         self.advance(48 * 3600.0)
-        self.assertEqual(len(self.reached), TRIES)
+        self.assertEqual(len(self.reached), MAX_FAILED_CHECKS)
 
     def test_a_store_that_fails_is_asked_again(self) -> None:
         due = self.store.due

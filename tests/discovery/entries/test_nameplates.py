@@ -13,7 +13,7 @@ from dmsg.discovery.entries.gojson import EntryDecodeError
 from dmsg.discovery.entries.nameplates import (
     CANDIDATES_PER_LENGTH,
     DIGITS,
-    LARGEST,
+    LARGEST_NAMEPLATE,
     NONE_FREE,
     TOO_MANY,
     Release,
@@ -43,7 +43,7 @@ class RuleTests(SynchronousTestCase):
         self.assertEqual({len(str(one)) for one in candidates(Random(1), 1)}, {6, 8})
         self.assertNotEqual(numbers, candidates(Random(2)))
         self.assertEqual([len(str(one)) for one in numbers], sorted(len(str(one)) for one in numbers))
-        self.assertTrue(all(1 <= one <= LARGEST for one in numbers))
+        self.assertTrue(all(1 <= one <= LARGEST_NAMEPLATE for one in numbers))
 
     def test_numbers_grow_when_many_are_in_use_or_guessed(self) -> None:
         """At most one in twenty numbers of one length is in use; one in 2000 while somebody guesses numbers."""
@@ -67,10 +67,10 @@ class RuleTests(SynchronousTestCase):
         self.assertRaises(EntrySignatureError, decode_release, stolen)
 
     def test_numbers_and_members_of_a_release(self) -> None:
-        for number in (0, LARGEST):
+        for number in (0, LARGEST_NAMEPLATE):
             release = Release(number, ONE).sign(KEY)
             self.assertEqual(decode_release(release.to_json()), release)
-        for number in (-1, LARGEST + 1):
+        for number in (-1, LARGEST_NAMEPLATE + 1):
             body = Release(number, ONE).sign(KEY).to_json()
             self.assertIn("out of range", str(self.assertRaises(EntryDecodeError, decode_release, body)))
         members = json.loads(Release(7, ONE).sign(KEY).to_json())

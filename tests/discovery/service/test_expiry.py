@@ -11,7 +11,7 @@ from twisted.logger import formatEvent, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.entries.rules import Terms
-from dmsg.discovery.service.expiry import FIRST_SWEEP, LOG_INTERVAL, SLICE, SWEEP_INTERVAL, DropLog, ExpirySweep
+from dmsg.discovery.service.expiry import BATCH_SIZE, FIRST_SWEEP, LOG_INTERVAL, SWEEP_INTERVAL, DropLog, ExpirySweep
 from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.telemetry.metrics import Metrics
@@ -40,14 +40,14 @@ class SweepTests(SynchronousTestCase):
 
     def test_entries_expire_a_few_at_a_time(self) -> None:
         """Entries do not expire before clients whose discovery was absent could post them again."""
-        for number in range(SLICE + 10):
+        for number in range(BATCH_SIZE + 10):
             self.post(number, Terms(lasts=10.0))
         self.clock.advance(FIRST_SWEEP - 1)
-        self.assertEqual(self.count(), SLICE + 10)
+        self.assertEqual(self.count(), BATCH_SIZE + 10)
         self.clock.advance(1)
         self.assertEqual(self.count(), 10)
         self.clock.advance(1)
-        self.assertEqual((self.count(), self.dropped("ended")), (0, SLICE + 10))
+        self.assertEqual((self.count(), self.dropped("ended")), (0, BATCH_SIZE + 10))
 
     def test_entries_survive_a_step_of_the_clock(self) -> None:
         """After a step of the store's clock all entries look old; their owners post them again."""

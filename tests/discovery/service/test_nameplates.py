@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, fail, succeed
 
 from dmsg.discovery.entries.nameplates import (
     FAILED_LOOKUP_COST,
-    LARGEST,
+    LARGEST_NAMEPLATE,
     LOOK_BURST,
     LOOK_RATE,
     MAX_PER_ADDRESS,
@@ -157,7 +157,15 @@ class AnswerTests(APICase):
             self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
             for asking in (claim(self.lookups, KEY), find(self.lookups, 7)):
                 self.assertLess(len(self.refused(asking)), 200)
-        for number, lasts in ((0, 600), (LARGEST + 1, 600), (True, 600), (7, 0), (7, 10**9), ("7", 600), (7, 1e308)):
+        for number, lasts in (
+            (0, 600),
+            (LARGEST_NAMEPLATE + 1, 600),
+            (True, 600),
+            (7, 0),
+            (7, 10**9),
+            ("7", 600),
+            (7, 1e308),
+        ):
             answer = json.dumps({"nameplate": number, "lasts": lasts}).encode()
             self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
             self.assertIn("malformed", self.refused(claim(self.lookups, KEY)))

@@ -14,7 +14,7 @@ from dmsg.base.policing import DESTINATION_BURST
 from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.messaging.core import congestion
-from dmsg.messaging.core.congestion import HOLD, HOLD_AT, STALLED_AFTER
+from dmsg.messaging.core.congestion import HOLD_AT, PAUSE_CHECK_INTERVAL, STALLED_AFTER
 from dmsg.messaging.core.destinations import PEER_QUEUE_MAXIMUM
 from dmsg.messaging.core.dialect import Dialect, dialect_of
 from dmsg.messaging.core.peers import RelayPeer
@@ -333,12 +333,12 @@ class SlowReaderTests(RelayCase):
         self.send(a, 1, 100)
         self.send(a, 0, HOLD_AT + 100_000)
         self.assertTrue(self.ports[a].paused)
-        self.now += HOLD
+        self.now += PAUSE_CHECK_INTERVAL
         self.relay.let_read(a)
         self.assertFalse(self.ports[a].paused)
         self.send(a, 0, 500_000)
         self.assertFalse(self.ports[a].paused)
-        self.now += HOLD
+        self.now += PAUSE_CHECK_INTERVAL
         self.send(a, 0, 60_000)
         self.assertTrue(self.ports[a].paused)
 
@@ -349,7 +349,7 @@ class SlowReaderTests(RelayCase):
         self.send(a, 0, HOLD_AT + 100_000)
         reads = 0
         for _ in range(50):
-            self.now += HOLD
+            self.now += PAUSE_CHECK_INTERVAL
             b.progress_at = self.now  # The peer reads something, but little.
             self.relay.let_read(a)
             if not self.ports[a].paused:
@@ -397,8 +397,8 @@ class SlowReaderTests(RelayCase):
         self.channel(a, c, 1)
         self.stick(b)
         self.send(a, 0, HOLD_AT + 100_000)
-        for _ in range(int(STALLED_AFTER / HOLD) + 2):
-            self.now += HOLD
+        for _ in range(int(STALLED_AFTER / PAUSE_CHECK_INTERVAL) + 2):
+            self.now += PAUSE_CHECK_INTERVAL
             self.relay.let_read(a)
             self.relay.check()
             if not self.ports[a].paused:
@@ -417,7 +417,7 @@ class SlowReaderTests(RelayCase):
         for _ in range(40):
             if not self.ports[a].paused:
                 self.send(a, 0, 100_000)
-            self.now += HOLD
+            self.now += PAUSE_CHECK_INTERVAL
             self.relay.let_read(a)
             self.send(a, 1, 100)
         self.assertLess(self.relay.congestion.total, 4_000_000)

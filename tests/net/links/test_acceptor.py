@@ -16,7 +16,7 @@ from dmsg.keys import SecKey
 from dmsg.messaging.core.policing import Limits as MessagingLimits
 from dmsg.net.blocks import BlockCounts
 from dmsg.net.links import places
-from dmsg.net.links.places import FEW_PLACES, GREEDY_PART, SEARCH_AGAIN
+from dmsg.net.links.places import FEW_PLACES, GREEDY_DIVISOR, SEARCH_AGAIN
 from dmsg.servers.admission import Admission, KeyList
 from dmsg.testing.lab import Lab
 from dmsg.testing.raw_client import RawClient
@@ -103,13 +103,13 @@ class PlacesTests(SynchronousTestCase):
         """Otherwise clients could keep a server full by keeping one transport open each."""
         crowd = self.fill("1.1.1.1")
         self.factory.is_busy = lambda peer: True
-        self.assertGreater(self.PLACES, self.PLACES / GREEDY_PART)
+        self.assertGreater(self.PLACES, self.PLACES / GREEDY_DIVISOR)
         self.assertTrue(self.stays(self.come("9.9.9.9")))
         self.assertTrue(crowd[-1].closed)
 
     def test_refused_newcomers_do_not_repeat_the_ranking(self) -> None:
         """Five busy connections of one address had the server rank all its blocks for every newcomer."""
-        self.patch(places, "GREEDY_PART", 1)
+        self.patch(places, "GREEDY_DIVISOR", 1)
         self.fill(*["1.1.1.1"] * (FEW_PLACES + 1), *[f"2.2.{number}.2" for number in range(15)])
         self.factory.is_busy = lambda peer: True
         ranked = []

@@ -15,8 +15,8 @@ from dmsg.keys import SecKey
 from dmsg.messaging.core import wire as messaging_wire
 from dmsg.net import turn_share
 from dmsg.net.links.reading import SMALL_TLS_READ_SIZE, TLS_READ_SIZE
-from dmsg.net.links.receiver import COALESCE, FRAMES_A_READ
-from dmsg.net.links.small_pieces import BURST, MAX_COMPENSATED, RATE, SMALL, SmallPieces
+from dmsg.net.links.receiver import COALESCE_TIME, FRAMES_A_READ
+from dmsg.net.links.small_pieces import BURST, MAX_COMPENSATED, RATE, SMALL_SIZE, SmallPieces
 from dmsg.net.turns import HoldReason
 from dmsg.net.websocket.frames import BEGINNING, BINARY, ENDING, MIDDLE, NO_MASK, PING, encode
 from dmsg.noise.records import OVERHEAD
@@ -48,7 +48,7 @@ class AccountTests(SynchronousTestCase):
     def test_small_ones_are_too_many_after_the_burst(self) -> None:
         account = SmallPieces(0.0)
         for _ in range(BURST):
-            self.assertFalse(account.are_too_many(1, SMALL - 1, 0.0))
+            self.assertFalse(account.are_too_many(1, SMALL_SIZE - 1, 0.0))
         self.assertTrue(account.are_too_many(1, 0, 0.0))
         self.assertTrue(account.are_too_many(1, 0, 1 / RATE))
         self.assertFalse(account.are_too_many(1, 0, 3 / RATE))
@@ -169,7 +169,7 @@ class PlainTests(TransportCase):
             link.dataReceived(record[at : at + 1])
         self.assertIn(HoldReason.COALESCE, link.held_by)
         link.dataReceived(record[BURST + 1 :])
-        self.network.clock.advance(COALESCE)
+        self.network.clock.advance(COALESCE_TIME)
         self.assertNotIn(HoldReason.COALESCE, link.held_by)
         self.network.settle()
         self.assertEqual([len(frame.payload) for frame in other.take()], [4 * BURST])
@@ -262,7 +262,7 @@ class SecureTests(EntityCase):
         other.send(encode_frame(ACCEPT, other.take()[0].id, keys))
         await self.until(lambda: client.take())
         link = next(one.link for one in server.factory.sessions if one.link.remote == client.key.public)
-        secret.write(b"".join(forward(client, bytes(50_000)) for _ in range(5)), SMALL)
+        secret.write(b"".join(forward(client, bytes(50_000)) for _ in range(5)), SMALL_SIZE)
         await self.until(lambda: link._tcp.transport.bufferSize == SMALL_TLS_READ_SIZE)
         await self.until(lambda: len(other.frames) == 5)
         secret.write(forward(client, bytes(49_000)))  # No record of TLS in it is small.

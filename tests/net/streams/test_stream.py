@@ -17,7 +17,7 @@ from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
 from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import JOIN_SIZE, LARGEST_PIECE, SMALL_WRITE
 from dmsg.net.streams.producers import SEND_HIGH_WATER
-from dmsg.net.streams.stream import LINGER, UNREAD, UNREAD_PIECE, UNREAD_PIECES, StreamTransport
+from dmsg.net.streams.stream import LINGER, UNREAD_PIECE, UNREAD_PIECES, UNREAD_STREAMS, StreamTransport
 from tests.support import Producer, Recorder
 
 ADDRESS = DmsgAddress(SecKey.from_seed(b"stream").public, 7)
@@ -175,7 +175,7 @@ class ReceivingTests(StreamCase):
         self.stream.carrier_closed(CloseReason.PEER_DISCONNECTED)
         self.assertTrue(self.stream.has_ended)
         self.assertIsNone(self.lost)
-        self.assertIn(self.stream, UNREAD)
+        self.assertIn(self.stream, UNREAD_STREAMS)
         # Late data is discarded, and accounted for.
         self.stream.data_received(b"late")
         self.assertEqual(self.carrier.taken, [4])
@@ -183,7 +183,7 @@ class ReceivingTests(StreamCase):
         self.assertEqual(self.program.data, b"a")
         self.assertIsInstance(self.lost, StreamLost)
         self.assertEqual(self.lost.close_reason, CloseReason.PEER_DISCONNECTED)
-        self.assertNotIn(self.stream, UNREAD)
+        self.assertNotIn(self.stream, UNREAD_STREAMS)
 
     def test_aborting_with_unread_data_drops_it(self) -> None:
         self.stream.pauseProducing()

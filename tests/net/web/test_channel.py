@@ -17,7 +17,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from dmsg.net.turn_share import MAX_SHARE
-from dmsg.net.web.channel import PIECE, BoundedSite
+from dmsg.net.web.channel import PARSE_SIZE, BoundedSite
 
 
 class Echo(Resource):
@@ -117,7 +117,7 @@ class ChannelTests(SynchronousTestCase):
             st.tuples(st.booleans(), st.binary(max_size=30).map(lambda data: data.hex().encode()), st.booleans()),
             max_size=12,
         ),
-        st.lists(st.integers(1, 3 * PIECE), max_size=12),
+        st.lists(st.integers(1, 3 * PARSE_SIZE), max_size=12),
         st.integers(0, 3),
     )
     def test_every_request_is_answered_once_and_in_order(
@@ -152,7 +152,7 @@ class ChannelTests(SynchronousTestCase):
             request_.finish()
             self.assertEqual(len(case.page.waiting), 1)
             self.assertFalse(case.reading)
-            self.assertLessEqual(len(case.channel._buffer) + sum(map(len, case.channel._dataBuffer)), 2 * PIECE)
+            self.assertLessEqual(len(case.channel._buffer) + sum(map(len, case.channel._dataBuffer)), 2 * PARSE_SIZE)
         while case.page.waiting:
             case.page.proceed()
         self.assertTrue(case.reading)

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.net.websocket import frames
-from dmsg.net.websocket.frames import BINARY, OTHER, PIECE, PING, SMALL, Frames, FrameTooLarge, PieceBuffer
+from dmsg.net.websocket.frames import BINARY, OTHER_FRAME, PIECE, PING, SMALL, Frames, FrameTooLarge, PieceBuffer
 
 
 class FramesTests(SynchronousTestCase):
@@ -24,10 +24,10 @@ class FramesTests(SynchronousTestCase):
             data = bytes([number]) * size
             frame = frames.encode(first, data, b"\x01\x02\x03\xff" if masked else None)
             whole = first == BINARY or size <= frames.MAX_CONTROL
-            expected.append((first, data) if whole else (OTHER, frame))
+            expected.append((first, data) if whole else (OTHER_FRAME, frame))
             stream += frame
         text = b"\x81\x80abcd" if masked else b"\x81\x00"
-        expected.append((OTHER, text))
+        expected.append((OTHER_FRAME, text))
         stream += text
         reader = Frames(masked, 1000)
         got, at, turn = [], 0, 0
@@ -88,7 +88,7 @@ class FramesTests(SynchronousTestCase):
         plain, masked = frames.encode(BINARY, b"data"), frames.encode(BINARY, b"data", b"mask")
         for reads_masked, wrong, right in ((True, plain, masked), (False, masked, plain)):
             reader = Frames(reads_masked, 100)
-            self.assertEqual(list(reader.feed(wrong + right)), [(OTHER, wrong), (BINARY, b"data")])
+            self.assertEqual(list(reader.feed(wrong + right)), [(OTHER_FRAME, wrong), (BINARY, b"data")])
 
 
 class PieceBufferTests(SynchronousTestCase):

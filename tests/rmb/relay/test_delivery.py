@@ -64,7 +64,7 @@ class LedgerTests(SynchronousTestCase):
         self.assertEqual((self.pongs, self.ledger.size), ([b"two", b"three"], 0))
 
     def test_relaxed_by_bytes_too(self) -> None:
-        self.patch(confirm, "FEW_BYTES", 10)
+        self.patch(confirm, "RESUME_BYTES", 10)
         called: list[int] = []
         messages = []
         for size in (1, 9, 2, 8):
@@ -86,11 +86,11 @@ class LedgerTests(SynchronousTestCase):
     def test_the_callback_fires_once_when_few_are_left(self) -> None:
         """Called once, when few are left."""
         called: list[int] = []
-        messages = [self.message() for _ in range(confirm.FEW + 2)]
+        messages = [self.message() for _ in range(confirm.RESUME_COUNT + 2)]
         self.ledger.on_few_left = lambda: called.append(len(self.ledger))
         for message in messages:
             message.settle()
-        self.assertEqual([confirm.FEW], called)
+        self.assertEqual([confirm.RESUME_COUNT], called)
 
 
 class SessionBufferTests(SynchronousTestCase):

@@ -670,7 +670,7 @@ class PassTests(SynchronousTestCase):
 
     def test_a_sender_has_a_limited_part_of_the_federation(self) -> None:
         """Further messages wait in the queue, those of other senders do not; they are sent when there is room again."""
-        self.patch(federation, "MAX_ITEMS", 2 * attempts.PART)
+        self.patch(federation, "MAX_ITEMS", 2 * attempts.SHARE_DIVISOR)
         answers = Answers(slow=[0] * 100, good=[202] * 100)
         one = self.federation(answers)
 

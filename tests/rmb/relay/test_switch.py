@@ -23,11 +23,11 @@ from dmsg.rmb.relay.limiter import FixedWindow
 from dmsg.rmb.relay.lookups import LOOKUP_RETRY, LOOKUP_TIMEOUT
 from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.periodic import IDLE_PING, SILENT_AFTER, STALLED_AFTER, UNFINISHED_FOR, PeriodicChecks
-from dmsg.rmb.relay.queue.interface import FEDERATION, PART, QueuedMessage, QueueLimits
+from dmsg.rmb.relay.queue.interface import FEDERATION, SENDER_DIVISOR, QueuedMessage, QueueLimits
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rules import MessageRefused, Rules
-from dmsg.rmb.relay.sessions import SMALL, RelaySession
+from dmsg.rmb.relay.sessions import MAX_UNWATCHED_SIZE, RelaySession
 from dmsg.rmb.relay.switch import FRAGMENT_BURST, MAX_PING_DELAY, PING_DELAY, WRITE_CHECK_DELAY, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
@@ -283,7 +283,7 @@ class WayTests(SwitchCase):
         limits = self.queue.limits
         self.assertEqual(self.switch.backlog_size, limits.size // 2)
         self.assertEqual(self.switch.backlog_messages, min(BACKLOG_MESSAGES, limits.messages // 2))
-        self.assertEqual(replace(limits, total=64, size=1).sender_size, max(64 // PART, 2))
+        self.assertEqual(replace(limits, total=64, size=1).sender_size, max(64 // SENDER_DIVISOR, 2))
         self.assertEqual(replace(limits, total=64, size=64).sender_size, 128)
 
     def test_a_session_that_is_elsewhere_now(self) -> None:
@@ -597,15 +597,17 @@ class CostTests(SwitchCase):
 
     def test_sessions_with_the_largest_incomplete_messages_are_ended(self) -> None:
         """No more sessions are ended than needed."""
-        self.switch = self.make_switch(self.queue, max_unfinished=10 * SMALL)
+        self.switch = self.make_switch(self.queue, max_unfinished=10 * MAX_UNWATCHED_SIZE)
         wires = {}
         for sid, size in (("small", 2), ("large", 5), ("medium", 3)):
             _, wires[sid] = self.connect(A, sid)
-            cast(Any, wires[sid]).grew(size * SMALL)
-        self.assertEqual((self.switch.unfinished, [one.ended for one in wires.values()]), (10 * SMALL, [None] * 3))
-        cast(Any, wires["small"]).grew(2 * SMALL + 1)
+            cast(Any, wires[sid]).grew(size * MAX_UNWATCHED_SIZE)
+        self.assertEqual(
+            (self.switch.unfinished, [one.ended for one in wires.values()]), (10 * MAX_UNWATCHED_SIZE, [None] * 3)
+        )
+        cast(Any, wires["small"]).grew(2 * MAX_UNWATCHED_SIZE + 1)
         self.assertEqual([sid for sid, wire in wires.items() if wire.ended], ["large"])
-        self.assertEqual((self.switch.unfinished, self.drops()), (5 * SMALL + 1, {Drop.UNFINISHED: 1}))
+        self.assertEqual((self.switch.unfinished, self.drops()), (5 * MAX_UNWATCHED_SIZE + 1, {Drop.UNFINISHED: 1}))
 
 
 class CountDeliveredLaterTests(SwitchCase):
@@ -669,8 +671,8 @@ class PeriodicChecksTests(SwitchCase):
 
     def test_a_message_that_does_not_end(self) -> None:
         session, wire = self.connect(A)
-        cast(Any, wire).grew(SMALL + 1)
-        self.assertEqual(self.switch.unfinished, SMALL + 1)
+        cast(Any, wire).grew(MAX_UNWATCHED_SIZE + 1)
+        self.assertEqual(self.switch.unfinished, MAX_UNWATCHED_SIZE + 1)
         wire.has_received = True
         self.pass_time(UNFINISHED_FOR)
         self.assertIsNone(wire.ended)
@@ -685,10 +687,10 @@ class PeriodicChecksTests(SwitchCase):
         """
         _, wire = self.connect(A)
         for _ in range(2 * int(UNFINISHED_FOR)):
-            cast(Any, wire).grew(10 * SMALL)
+            cast(Any, wire).grew(10 * MAX_UNWATCHED_SIZE)
             wire.has_received = True
             self.pass_time(1)
-            cast(Any, wire).grew(SMALL + 1)  # One message is complete, and a part of the next has arrived.
+            cast(Any, wire).grew(MAX_UNWATCHED_SIZE + 1)  # One message is complete, and a part of the next has arrived.
         self.assertIsNone(wire.ended)
 
     def test_the_sender_of_an_expired_message_is_notified(self) -> None:

@@ -21,9 +21,9 @@ from dmsg.rmb.relay.ranker import Ranker
 RETRY_FIRST, RETRY_MOST = 2.0, 30.0
 """Seconds before the first retry of a message, and maximum seconds between retries. The delay doubles with each
 retry."""
-PART = 8
-"""Divisor of two limits. One sender may have 1 / ``PART`` of all messages that are being forwarded, and one session may
-have 1 / ``PART`` of all offers."""
+SHARE_DIVISOR = 8
+"""Divisor of two limits. One sender may have 1 / ``SHARE_DIVISOR`` of all messages that are being forwarded, and one
+session may have 1 / ``SHARE_DIVISOR`` of all offers."""
 OFFER_TIMEOUT, OFFER_RETRY = 2.0, 0.1
 """Maximum seconds that an offer waits while too many offers are in progress, and seconds between the checks."""
 MAX_COUNTED = 1000

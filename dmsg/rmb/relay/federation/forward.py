@@ -24,21 +24,28 @@ from dmsg.rmb.envelope.texts import EXPIRED, NO_RELAY, OFFLINE, REMOTE
 from dmsg.rmb.errors import EnvelopeError, TwinNotFound
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.relay.delivery import SPILL_AFTER
-from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, RETRY_MOST, AttemptOutcome, RelayPoster, RelayRequests
+from dmsg.rmb.relay.federation.attempts import (
+    RETRY_FIRST,
+    RETRY_MOST,
+    SHARE_DIVISOR,
+    AttemptOutcome,
+    RelayPoster,
+    RelayRequests,
+)
 from dmsg.rmb.relay.federation.offers import Offers
 from dmsg.rmb.relay.federation.slots import Slots
 from dmsg.rmb.relay.mail import Header, Mail
 from dmsg.rmb.relay.queue.interface import BATCH, FEDERATION, QueuedMessage, QueueId, RelayQueue
 from dmsg.rmb.relay.ranker import Ranker
 
-PASSES = 3
+MAX_PASSES = 3
 """Number of times that all relays of a twin are tried in turn before the message waits for a retry."""
 PASS_DELAY = 0.1
 """Seconds between the first and the second pass over the relays. The pause before the third pass is twice as long. A
 random time of up to half the pause is added to each pause."""
 MAX_ITEMS, MAX_ITEMS_SIZE = 10_000, 256 * 1024 * 1024
 """Maximum number, and bytes, of messages that are being forwarded. Further messages are only put into the queue."""
-TAKE_UP_BELOW = MAX_ITEMS // PART - BATCH
+TAKE_UP_BELOW = MAX_ITEMS // SHARE_DIVISOR - BATCH
 """While fewer messages than this are being forwarded, the federation queue is read again at once, without waiting for
 the next periodic check. A whole batch from the queue can then be added without exceeding the limit of one sender, even
 if one twin sent all these messages."""
@@ -112,7 +119,7 @@ class Federation:
         self._random = random or Random()
         self._slots: Slots[_Item] = Slots(poster.takes_many)
         self.asking = RelayRequests(reactor, poster, ranker, self._slots, registry)
-        self.offers = Offers(reactor, self.asking, queue, wall_clock, max_size // PART, is_connected)
+        self.offers = Offers(reactor, self.asking, queue, wall_clock, max_size // SHARE_DIVISOR, is_connected)
         self._size = 0
         self._items_of: Counter[int] = Counter()
         self._size_of: Counter[int] = Counter()
@@ -171,13 +178,13 @@ class Federation:
 
     def _has_room(self, item: _Item) -> bool:
         """Whether one more message may be forwarded now. Two limits apply: the limit of all messages, and the limit of
-        the message's sender, which is a ``PART``-th of the first."""
+        the message's sender, which is a ``SHARE_DIVISOR``-th of the first."""
         sender = item.mail.sender
         return (
             len(self._items) < MAX_ITEMS
             and self._size < self._max_size
-            and self._items_of[sender] < MAX_ITEMS // PART
-            and self._size_of[sender] < self._max_size // PART
+            and self._items_of[sender] < MAX_ITEMS // SHARE_DIVISOR
+            and self._size_of[sender] < self._max_size // SHARE_DIVISOR
         )
 
     def _add(self, item: _Item) -> None:
@@ -245,7 +252,7 @@ class Federation:
         self._store(item)
 
     async def _attempt(self, item: _Item) -> None:
-        for number in range(PASSES):
+        for number in range(MAX_PASSES):
             if self.asking.stopped:
                 return
             if number:

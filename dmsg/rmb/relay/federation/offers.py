@@ -9,7 +9,7 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
-from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, RETRY_MOST, AttemptOutcome, RelayRequests
+from dmsg.rmb.relay.federation.attempts import RETRY_FIRST, RETRY_MOST, SHARE_DIVISOR, AttemptOutcome, RelayRequests
 from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId, RelayQueue
 from dmsg.rmb.twins.address import Session
 
@@ -69,7 +69,7 @@ class Offers:
         of_session = len(offers.items) if offers is not None else 0
         if (
             self.count >= MAX_OFFERED
-            or of_session >= MAX_OFFERED // PART
+            or of_session >= MAX_OFFERED // SHARE_DIVISOR
             or self.size + len(queued.data) > self._max_size
         ):
             return  # The message is not offered. It stays in the queue until its receiver connects here.

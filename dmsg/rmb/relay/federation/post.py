@@ -33,9 +33,9 @@ ONLY_CONNECTED = b"x-rmb-only-connected"
 """Header that asks a relay to refuse the message if the session is not connected. The reference implementation ignores
 it."""
 GATHER_THRESHOLD = 2
-"""Number of unanswered requests to one relay. Once it is reached, further messages to the relay wait ``GATHER``
+"""Number of unanswered requests to one relay. Once it is reached, further messages to the relay wait ``GATHER_TIME``
 seconds, so that they are sent together."""
-GATHER = 0.002
+GATHER_TIME = 0.002
 """Seconds for which messages are collected for a batch. A full batch is sent at once."""
 MAX_BATCHING_RELAYS = 1000
 """Maximum number of relays that are remembered because they accept batches."""
@@ -169,8 +169,8 @@ class Poster:
     def _with_others(self, url: str, data: bytes, only_connected: bool) -> Deferred[int | None]:
         """Send a message in a batch at the end of this reactor turn.
 
-        While ``GATHER_THRESHOLD`` requests to the relay are unanswered, the batch waits ``GATHER`` seconds for further
-        messages.
+        While ``GATHER_THRESHOLD`` requests to the relay are unanswered, the batch waits ``GATHER_TIME`` seconds for
+        further messages.
         """
         line = self._lines.get(url)
         if line is None:
@@ -178,7 +178,7 @@ class Poster:
         posted = _Posted(data, only_connected, Deferred())
         line.waiting.append(posted)
         if line.next_send is None:
-            wait = GATHER if line.under_way >= GATHER_THRESHOLD else 0.0
+            wait = GATHER_TIME if line.under_way >= GATHER_THRESHOLD else 0.0
             line.next_send = self._reactor.callLater(wait, self._send_waiting, url, line)
         elif len(line.waiting) == batch.MAX_BATCH:
             line.next_send.reset(0)

@@ -30,7 +30,7 @@ one sender.
 
 They are higher than the other limits, because these attempts share connections.
 """
-QUICK = 1.5
+MAX_QUICK_ANSWER = 1.5
 """Maximum seconds until the answer of a relay that counts as quick.  A receiver that logs each ping takes one second to
 confirm a message, and its relay answers only then. The limit is high enough for such relays."""
 MAX_RELAY_SETS = 1000
@@ -179,7 +179,7 @@ class Slots(Generic[Item]):
             remember(self._failing, relays, None, MAX_RELAY_SETS)
         else:
             self._failing.pop(relays, None)
-        if seconds is not None and seconds <= QUICK:
+        if seconds is not None and seconds <= MAX_QUICK_ANSWER:
             remember(self._quick, relays, None, MAX_RELAY_SETS)
         else:
             self._quick.pop(relays, None)

@@ -18,7 +18,7 @@ from dmsg.rmb.errors import SignatureInvalid
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.twins.identity import verify
 
-UNSIGNED = 401
+UNSIGNED_STATUS = 401
 """Status with which a relay of this package answers a message that its sender has not signed."""
 UNVERIFIED_FOR = 600.0
 """Seconds for which the messages of a twin are verified here after another relay has refused one of them."""
@@ -41,7 +41,7 @@ class UnverifiedTwins:
     def answered(self, data: bytes, code: int) -> None:
         """Process the status with which another relay answered a message. The status 401 adds the message's sender to
         the table."""
-        if code == UNSIGNED:
+        if code == UNSIGNED_STATUS:
             remember(self._until, decode(data).source.twin, self._seconds() + UNVERIFIED_FOR, MAX_UNVERIFIED)
 
     async def refuses(self, data: bytes) -> bool:

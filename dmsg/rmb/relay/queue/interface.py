@@ -22,8 +22,8 @@ others send new ones."""
 
 BATCH_BYTES = 4 * 1024 * 1024
 """Number of bytes after which a read ends. The last message may exceed it."""
-PART = 8
-"""Divisor of ``total``: the stored messages of one sender may use 1 / ``PART`` of all storage."""
+SENDER_DIVISOR = 8
+"""Divisor of ``total``: the stored messages of one sender may use 1 / ``SENDER_DIVISOR`` of all storage."""
 REFUSALS = (
     "the relay's stored messages have reached their limit",
     "the relay's stored messages from twin {sender} have reached their limit",
@@ -35,7 +35,7 @@ REFUSALS = (
 class QueueLimits:
     """Limits of the stored messages; sizes are in bytes.
 
-    The messages of one sender may use a ``PART``-th of ``total``, but at least twice ``size``.
+    The messages of one sender may use a ``SENDER_DIVISOR``-th of ``total``, but at least twice ``size``.
     """
 
     messages: int = option(
@@ -63,7 +63,7 @@ class QueueLimits:
     @property
     def sender_size(self) -> int:
         """Maximum bytes of the stored messages of one sender."""
-        return max(self.total // PART, 2 * self.size)
+        return max(self.total // SENDER_DIVISOR, 2 * self.size)
 
 
 QueueId: TypeAlias = int | bytes

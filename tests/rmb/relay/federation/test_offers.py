@@ -11,9 +11,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.relay.federation import offers as offers_module
-from dmsg.rmb.relay.federation.attempts import PART, RETRY_FIRST, AttemptOutcome
+from dmsg.rmb.relay.federation.attempts import RETRY_FIRST, SHARE_DIVISOR, AttemptOutcome
 from dmsg.rmb.relay.federation.offers import MAX_OFFERED, Offers
-from dmsg.rmb.relay.federation.unverified import UNSIGNED, UNVERIFIED_FOR, UnverifiedTwins
+from dmsg.rmb.relay.federation.unverified import UNSIGNED_STATUS, UNVERIFIED_FOR, UnverifiedTwins
 from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.relay.rules import Action, Decision, Rules
 from dmsg.rmb.twins.address import Session
@@ -84,13 +84,13 @@ class OfferTests(SynchronousTestCase):
         self.assertEqual((self.offers.count, self.offers.size), (1, 60))
         self.add(2, bytes(40))
         self.assertEqual((self.offers.count, self.offers.size), (2, 100))
-        for most in (2 * PART, 3 * PART):
+        for most in (2 * SHARE_DIVISOR, 3 * SHARE_DIVISOR):
             self.setUp()
             self.patch(offers_module, "MAX_OFFERED", most)
             for number in range(5):
                 self.add(number, b"x")
-            self.assertEqual(self.offers.count, most // PART)
-        self.assertEqual(MAX_OFFERED % PART, 0)
+            self.assertEqual(self.offers.count, most // SHARE_DIVISOR)
+        self.assertEqual(MAX_OFFERED % SHARE_DIVISOR, 0)
 
     def test_expired_messages_are_not_offered(self) -> None:
         self.add(1, b"1")
@@ -100,10 +100,10 @@ class OfferTests(SynchronousTestCase):
         self.assertEqual((self.there.offered, self.offers.count), ([b"1"], 0))
 
     def test_all_sessions_together_have_a_limit(self) -> None:
-        self.patch(offers_module, "MAX_OFFERED", PART)
-        for number in range(PART + 2):
+        self.patch(offers_module, "MAX_OFFERED", SHARE_DIVISOR)
+        for number in range(SHARE_DIVISOR + 2):
             self.add(number, b"x", str(Session(number + 1)))
-        self.assertEqual((self.offers.count, len(self.there.offered)), (PART, PART))
+        self.assertEqual((self.offers.count, len(self.there.offered)), (SHARE_DIVISOR, SHARE_DIVISOR))
 
 
 class UnverifiedTwinsTests(SynchronousTestCase):
@@ -124,7 +124,7 @@ class UnverifiedTwinsTests(SynchronousTestCase):
         self.assertFalse(self.refuses(doubts, 7))
         envelope = Envelope()
         envelope.source.twin = 7
-        for code, doubted in ((200, False), (UNSIGNED, True)):
+        for code, doubted in ((200, False), (UNSIGNED_STATUS, True)):
             doubts.answered(envelope.SerializeToString(), code)
             self.assertIs(self.refuses(doubts, 7), doubted)
             self.assertFalse(self.refuses(doubts, 8))

@@ -8,10 +8,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.rmb.relay.federation.slots import (
     MAX_POSTS,
     MAX_POSTS_OF_ONE,
+    MAX_QUICK_ANSWER,
     MAX_QUICK_OF_SENDER,
     MAX_SLOW_OF_SENDER,
     MAX_SLOW_POSTS,
-    QUICK,
     Slots,
 )
 
@@ -34,7 +34,7 @@ class SlotsTests(SynchronousTestCase):
 
     def make_quick(self, name: str) -> None:
         self.slots.add(f"first to {name}", relays(name), 0)
-        self.slots.finish(self.take_all()[0], QUICK)
+        self.slots.finish(self.take_all()[0], MAX_QUICK_ANSWER)
 
     def test_silent_relays_of_a_sender_do_not_delay_other_senders(self) -> None:
         """Relays that answer have places of their own; so have other senders."""
@@ -105,7 +105,7 @@ class SlotsTests(SynchronousTestCase):
         after = self.take_all()
         self.assertEqual(len(after), 1)
         # The relay answers, though late.
-        self.slots.finish(after[0], QUICK + 1)
+        self.slots.finish(after[0], MAX_QUICK_ANSWER + 1)
         self.assertEqual(len(self.take_all()), MAX_POSTS_OF_ONE)
 
     def test_a_relay_that_becomes_slow_loses_slots(self) -> None:
@@ -115,7 +115,7 @@ class SlotsTests(SynchronousTestCase):
         self.take_all()
         self.slots.add("quick", relays("good"), 1)
         self.assertEqual(self.take_all(), ["quick"])
-        self.slots.finish("quick", QUICK + 1)
+        self.slots.finish("quick", MAX_QUICK_ANSWER + 1)
         self.slots.add("slow", relays("good"), 1)
         self.assertEqual(self.take_all(), [])
         self.slots.release("tarpit 0")
@@ -149,7 +149,7 @@ class SlotsTests(SynchronousTestCase):
         self.patch(self.slots, "add", count)
         for ended, waits in (("same relays 0", "same relays"), ("same sender 0", "same sender")):
             examined.clear()
-            self.slots.finish(ended, QUICK + 1)
+            self.slots.finish(ended, MAX_QUICK_ANSWER + 1)
             self.assertEqual(len(examined), 1)
             self.assertEqual(self.take_all(), examined)
             self.assertTrue(examined[0].startswith(waits))
@@ -184,7 +184,7 @@ class SlotsTests(SynchronousTestCase):
             if what == "cancel":
                 slots.release(item)
             else:
-                slots.finish(item, {"quick": 0.1, "late": QUICK * 2, "none": None}[what])
+                slots.finish(item, {"quick": 0.1, "late": MAX_QUICK_ANSWER * 2, "none": None}[what])
 
         for what, number, sender in steps:
             if what == "add":

@@ -11,7 +11,7 @@ from dmsg.rmb.envelope import wire
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.relay.federation import unverified
-from dmsg.rmb.relay.federation.unverified import UNSIGNED, UnverifiedTwins
+from dmsg.rmb.relay.federation.unverified import UNSIGNED_STATUS, UnverifiedTwins
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 
@@ -34,7 +34,7 @@ class DoubtedTwinTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.registry = Registry()
         self.doubts = UnverifiedTwins(lambda: 0.0, cast(Any, self.registry))
-        self.doubts.answered(self.message(7, None), UNSIGNED)
+        self.doubts.answered(self.message(7, None), UNSIGNED_STATUS)
 
     def message(self, twin: int, signer: Identity | None) -> bytes:
         envelope = Envelope(uid="u")
@@ -56,5 +56,5 @@ class DoubtedTwinTests(SynchronousTestCase):
     def test_the_twin_that_was_doubted_first_is_forgotten_first(self) -> None:
         self.patch(unverified, "MAX_UNVERIFIED", 2)
         for twin in (8, 9):
-            self.doubts.answered(self.message(twin, None), UNSIGNED)
+            self.doubts.answered(self.message(twin, None), UNSIGNED_STATUS)
         self.assertEqual([self.refuses(twin, None) for twin in (7, 8, 9)], [False, True, True])
