@@ -115,7 +115,7 @@ async def _receive(reactor: Any, where: dict[str, Any]) -> None:
     from dmsg.net.flush import TurnFlush
 
     class EchoIfAsked(Protocol):
-        """Discards; a message that starts with E comes back."""
+        """Send back messages that start with E, and discard all others."""
 
         def dataReceived(self, data: bytes) -> None:
             if data[:1] == b"E":

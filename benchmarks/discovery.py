@@ -25,7 +25,7 @@ CLIENTS = (1, 16, 64)
 
 
 def exchange(address: tuple[str, int], requests: list[bytes]) -> float:
-    """Send all on one kept connection, a few ahead of the answers; seconds."""
+    """Send all requests over one connection, and keep a few of them unanswered. Return the seconds."""
     connection = socket.create_connection(address, 30)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     start = time.perf_counter()

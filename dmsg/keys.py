@@ -377,7 +377,7 @@ def read_key_file(path: str | os.PathLike[str]) -> SecKey:
     try:
         key = SecKey.from_hex(fields["secret"].strip())
     except (KeyError, KeyFormatError):
-        raise KeyFileError(f"{path}: this is not a key file") from None
+        raise KeyFileError(f"{path}: not a key file") from None
     # The mode is checked after the content, so that the advice to change the mode is not given for a file that has no
     # key.
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

@@ -21,7 +21,7 @@ def _entry(key: SecKey, size: int = 0) -> Entry:
 
 
 def _flood(seconds: float, host: str, port: str, requests: list[bytes]) -> None:
-    """The same requests again and again, a few ahead of the answers."""
+    """Send the same requests repeatedly, and keep a few of them unanswered."""
     goes_on = until(seconds)
 
     def act() -> None:

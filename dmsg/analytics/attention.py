@@ -146,14 +146,14 @@ def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left 
     kinds: list[Iterator[Finding]] = [
         _old_servers(boots, now),
         _down_servers(boots, now),
-        _full(tables["capacity_day"], newest),
+        _full_servers(tables["capacity_day"], newest),
         _liars(tables["settlement_day"], newest),
         _crashed_servers(boots, tables["session_day"], newest),
-        _slow(tables["latency_day"]),
+        _slow_servers(tables["latency_day"]),
         _slow_readers(tables["close_day"], newest),
-        _uncertain(tables["settlement_day"], tables["close_day"], newest),
-        _clocks(tables["clock_day"], newest),
-        _unheard(tables["uptime_day"], newest),
+        _uncertain_servers(tables["settlement_day"], tables["close_day"], newest),
+        _wrong_clocks(tables["clock_day"], newest),
+        _unheard_servers(tables["uptime_day"], newest),
         _missing_events(tables["quality_day"]),
         iter(not_read),
         *(_attacks([row for row in tables["actor"] if row["kind"] == kind], newest) for kind in _DEEDS),
@@ -265,7 +265,7 @@ def _crashed_servers(boots: Sequence[Row], sessions: Sequence[Row], newest: date
         yield Finding(Urgency.SOON, "crashed", producer, text, "Servers")
 
 
-def _full(days: Sequence[Row], newest: date) -> Iterator[Finding]:
+def _full_servers(days: Sequence[Row], newest: date) -> Iterator[Finding]:
     by_server: dict[str, list[Row]] = defaultdict(list)
     for row in _since(days, newest, RECENT_DAYS):
         if row["refused_full"] or row["busy_hours"]:
@@ -295,7 +295,7 @@ def _slow_readers(ends: Sequence[Row], newest: date) -> Iterator[Finding]:
             yield Finding(Urgency.SOON, "slow receivers", server, f"{text} (queue_full)", "Traffic")
 
 
-def _uncertain(settled: Sequence[Row], ends: Sequence[Row], newest: date) -> Iterator[Finding]:
+def _uncertain_servers(settled: Sequence[Row], ends: Sequence[Row], newest: date) -> Iterator[Finding]:
     full: dict[tuple[str, date], int] = defaultdict(int)
     for row in ends:
         if row["reason"] == "queue_full":
@@ -315,7 +315,7 @@ def _percent(share: float) -> str:
     return f"{share * 100:.2g} %" if share < 0.995 else f"{share * 100:.0f} %"
 
 
-def _slow(days: Sequence[Row]) -> Iterator[Finding]:
+def _slow_servers(days: Sequence[Row]) -> Iterator[Finding]:
     by_server: dict[str, list[Row]] = defaultdict(list)
     for row in days:
         if row["rtt_p99"] is not None and row["rtt_samples"] >= SLOW_SAMPLES:
@@ -387,7 +387,7 @@ def _places_text(row: Row) -> str:
     return f"at {most_at[:8] if there == 'servers' else most_at}"
 
 
-def _clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
+def _wrong_clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
     worst: dict[str, Row] = {}
     for row in _since(days, newest, RECENT_DAYS):
         if row["skew_ms"] is not None and abs(row["skew_ms"]) > CLOCK_LIMIT_MS:
@@ -398,7 +398,7 @@ def _clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
         yield Finding(Urgency.SOON, "clock", server, text, "Servers")
 
 
-def _unheard(days: Sequence[Row], newest: date) -> Iterator[Finding]:
+def _unheard_servers(days: Sequence[Row], newest: date) -> Iterator[Finding]:
     for row in days:
         if row["dt"] == newest and row["state"] == "unheard":
             text = f"discovery saw it on {_day(newest)}, but no events of it have arrived"

@@ -85,7 +85,7 @@ def _verdicts(transports: DataFrame, receipts: DataFrame, days: Iterable[str], h
     near = (rows_of_day < MIDNIGHT_MS) | (rows_of_day >= DAY_MS - MIDNIGHT_MS)
     transports = transports.where(wanted | near)
     is_former = F.coalesce("former", F.lit(False))
-    former = settlement.of_ends(receipts.where(is_former), transports, hint)
+    former = settlement.receipts_of_real_ends(receipts.where(is_former), transports, hint)
     # Receipts arrive within ten minutes of their transport's end. So of the receipts of the day before and the day
     # after, only those sent near midnight can belong to a transport of these days. The others are left out.
     due = receipts.where(~is_former & (wanted | near))

@@ -218,4 +218,4 @@ class Get(Copy):
         if offer.kind != "files":
             return "a file or directory was requested"
         is_wanted = self._directories or offer.things[0][1] != DIRECTORY
-        return None if is_wanted else f"{self._source}: this is a directory"
+        return None if is_wanted else f"{self._source}: is a directory"

@@ -119,9 +119,9 @@ class CopyPeer(Protocol):
         finally:
             os.close(at)
         if stat.S_ISDIR(mode) and not directories:
-            raise TransferError(f"{path.name}: this is a directory")
+            raise TransferError(f"{path.name}: is a directory")
         if not stat.S_ISDIR(mode) and not stat.S_ISREG(mode):
-            raise TransferError(f"{path.name}: this is not a regular file")
+            raise TransferError(f"{path.name}: not a regular file")
         self.transport.pauseProducing()  # type: ignore[union-attr]
         walking = deferToThread(walk, [path], hidden=self._hidden, base=base)
         walking.addCallbacks(self._walked, self._walk_failed)

@@ -48,9 +48,9 @@ def regular_size(path: Path) -> int:
     except OSError as error:
         raise TransferError(f"{path}: {error.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
-        raise TransferError(f"{path}: this is a directory")
+        raise TransferError(f"{path}: is a directory")
     if not stat.S_ISREG(status.st_mode):
-        raise TransferError(f"{path}: this is not a regular file")
+        raise TransferError(f"{path}: not a regular file")
     return status.st_size
 
 
@@ -74,7 +74,7 @@ def find_replaced(name: str, at: int) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if not stat.S_ISREG(found.st_mode):
-        raise TransferError(f"{name}: this is not a regular file")
+        raise TransferError(f"{name}: not a regular file")
     if not os.access(name, os.W_OK, dir_fd=at):
         raise TransferError(f"{name}: the file permissions forbid writing")
     return found

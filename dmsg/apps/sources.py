@@ -117,7 +117,7 @@ def open_regular(
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        what = "this is a directory" if stat.S_ISDIR(mode) else "this is not a regular file"
+        what = "is a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise TransferError(f"{name}: {what}")
     try:
         check_source(descriptor, name, path=path if at is None else None, own=own)

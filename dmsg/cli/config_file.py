@@ -62,7 +62,7 @@ def read_config() -> dict[str, object]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'this is not a text file'}") from None
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     import tomllib
 
     try:

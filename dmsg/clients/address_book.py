@@ -87,7 +87,7 @@ def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
     except FileNotFoundError:
         return
     except (OSError, UnicodeDecodeError) as error:
-        raise UnknownName(f"{path}: {getattr(error, 'strerror', None) or 'this is not a text file'}") from None
+        raise UnknownName(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
         if words:

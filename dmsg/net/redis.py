@@ -78,7 +78,7 @@ def redis_address(url: str) -> tuple[str, int, int]:
     except ValueError:
         host = None
     if not host or parts.scheme != "redis":
-        raise RedisUnavailable(f"{url[:80]}: this is not a URL of Redis such as redis://127.0.0.1:6379/0")
+        raise RedisUnavailable(f"{url[:80]}: not a URL of Redis such as redis://127.0.0.1:6379/0")
     return host, port, database
 
 

@@ -60,7 +60,7 @@ def read_keys(path: str | os.PathLike[str]) -> frozenset[PubKey]:
             # Reading stops after one character more than allowed, which shows that the file is too long.
             text = file.read(LIST_LIMIT + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise ListError(f"{path}: {getattr(error, 'strerror', None) or 'this is not a text file'}") from None
+        raise ListError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     if len(text) > LIST_LIMIT:
         raise ListError(f"{path}: this file has more than {LIST_LIMIT} bytes")
     keys = set()

@@ -175,7 +175,7 @@ EVENTS = (
         "session_open",
         "server",
         "A client has connected.",
-        (_PEER, _SESSION, Field("handshake_ms", Type.LONG, "duration of its handshake in ms")),
+        (_PEER, _SESSION, Field("handshake_ms", Type.LONG, "duration of the client's handshake in ms")),
         ("peer",),
     ),
     EventType(

@@ -229,7 +229,7 @@ class Faults:
             return
         peers = list(self._lab.servers[self._random_host(self.running)].factory.relay.peers)
         if peers:
-            _Poisoner(self._random.choice(peers))
+            _MalformedFramePort(self._random.choice(peers))
 
 
 BY_NAME: dict[str, Callable[[Faults], None]] = {
@@ -255,7 +255,7 @@ BY_NAME: dict[str, Callable[[Faults], None]] = {
 """Faults by name."""
 
 
-class _Poisoner:
+class _MalformedFramePort:
     """Replacement for the port of a client in a relay, which sends a malformed frame after the next data, and then
     removes itself."""
 

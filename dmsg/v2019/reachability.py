@@ -171,8 +171,8 @@ class ReachabilityCheck:
             self._is_shared()
 
     def _has_failed(self, failure: Failure, before: int) -> None:
-        # A check whose REQUEST has arrived is over. The failure is then the end of the transport that the client itself
-        # has closed.
+        # Once its REQUEST has arrived, the check is over, and the client closes the transport. The failure is then only
+        # the end of this transport.
         if self._is_stopped or not self._is_waiting:
             return
         error = failure.value

@@ -112,7 +112,7 @@ class ListenerTests(ChangeCase):
         there.unlink()
         os.mkfifo(there)
         for end in await self.put("film", overwrite=True):
-            self.assertIn("film: this is not a regular file", str(end))
+            self.assertIn("film: not a regular file", str(end))
 
     @asynchronous
     async def test_refused_copies_leave_no_files(self) -> None:
@@ -138,8 +138,8 @@ class ListenerTests(ChangeCase):
         for name, said in (
             ("nothing", "there is no file nothing"),
             ("no/thing", "there is no file thing"),
-            ("tree", "tree: this is a directory"),
-            ("pipe", "pipe: this is not a regular file"),
+            ("tree", "tree: is a directory"),
+            ("pipe", "pipe: not a regular file"),
             ("link", "the path leads outside the directory"),
             ("../x", "the path leads outside the directory"),
         ):

@@ -136,7 +136,7 @@ class UpTests(AgentCase):
         (self.home / "open").mkdir()
         os.chmod(self.home / "open", 0o777)
         for options, environment, expected in (
-            (("-k", str(self.home / "bad.key")), {}, r"bad\.key: this is not a key file"),
+            (("-k", str(self.home / "bad.key")), {}, r"bad\.key: not a key file"),
             (("-k", str(self.home / "none.key")), {}, r"none\.key: there is no such key file"),
             ((), {"DMSG_AGENT": str(self.home / ("x" * 120))}, r"more than 100 bytes"),
             ((), {"DMSG_AGENT": "off"}, r"DMSG_AGENT is off"),

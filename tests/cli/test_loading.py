@@ -39,7 +39,7 @@ def run(program: tuple[str, ...], name: str, signals: str = "handled") -> tuple[
 
 class LoadingTests(SynchronousTestCase):
     def test_ctrl_c_prints_nothing(self) -> None:
-        """From the import of the first module that is not needed to handle the signal."""
+        """Ctrl-C prints nothing during the import of any module that is not needed to handle the signal."""
         status, out, err = run(COMMAND, "all")
         self.assertEqual((status, out), (0, "config.toml\n"))
         imported = {name for name in err.split() if name.startswith("dmsg")}

@@ -491,7 +491,7 @@ class CopyTests(ToolCase):
             (("alice:.", "x"), "names no file"),
             (("alice:film", "nowhere/"), "no such directory"),
             (("alice:film", "nowhere/x"), "nowhere: there is no such directory"),
-            ((".", "alice:"), ".: this is a directory; use -r to copy it"),
+            ((".", "alice:"), ".: is a directory; use -r to copy it"),
             (("film", "bob:"), "nor a name"),
         ):
             status, _, err = await self.run_command("cp", *arguments, **self.environment)

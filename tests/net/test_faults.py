@@ -387,7 +387,7 @@ class ClientTests(FaultCase):
 
 
 class RandomTests(SynchronousTestCase):
-    """Random and mutated bytes at every state: named errors, the server lives, nothing grows."""
+    """Random and changed bytes in every state: errors have reasons, the server runs on, and memory does not grow."""
 
     @given(st.integers(0, 4), st.binary(min_size=1, max_size=300), st.integers(0, 400))
     def test_random_bytes_in_any_state_raise_only_named_errors(self, state: int, data: bytes, where: int) -> None:

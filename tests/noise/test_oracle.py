@@ -1,4 +1,4 @@
-"""Handshakes beside ``noiseprotocol`` as it is documented: the same bytes, the same refusals, and nothing is left."""
+"""Handshakes compared with the documented use of ``noiseprotocol``: equal bytes and refusals, and no secret is left."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 
 from dmsg.analytics import functions as F
 from dmsg.analytics.broadcasts import Hint
-from dmsg.analytics.gold.settlement import on_its_way
+from dmsg.analytics.gold.settlement import are_counts_compatible
 from dmsg.analytics.gold.totals import bounded_sum, bounded_sums
 from dmsg.analytics.schemas import OVERALL, SILVER
 
@@ -118,7 +118,7 @@ def lost_transport(rows: DataFrame, boots: DataFrame) -> DataFrame:
     # Both ends must name each other as partner, as in :mod:`dmsg.analytics.gold.settlement`. Otherwise one client could
     # sign for both ends.
     mutual = (F.col("a_signer") == F.col("b_partner")) & (F.col("b_signer") == F.col("a_partner"))
-    known = one & other & mutual & on_its_way("a_out", "b_in") & on_its_way("b_out", "a_in")
+    known = one & other & mutual & are_counts_compatible("a_out", "b_in") & are_counts_compatible("b_out", "a_in")
     nothing = F.lit(0).cast("long")
     return (
         whole.join(F.broadcast(over), ["server", "boot"])

@@ -58,11 +58,11 @@ UNCERTAIN = "uncertain: too much data was in transit"
 STRANGERS = "the two ends do not name each other"
 
 
-def of_ends(former: DataFrame, transports: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
+def receipts_of_real_ends(former: DataFrame, transports: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Return those receipts of ``former`` that come from the ends of their transports.
 
-    After a restart, the server does not know the ends, so it cannot check this itself. Its events from before the
-    restart name the ends.
+    After a restart, the server does not know the ends, so it cannot check the signers itself. Its events from before
+    the restart name the ends.
 
     :param former: receipts that a restarted server received for transports from before the restart.
     :param hint: function that marks rows for a broadcast join if there are few of them.
@@ -132,7 +132,7 @@ def _window(sent: Column) -> Column:
     return F.least(F.lit(MAX_WINDOW), FIRST_WINDOW + WINDOW_GROWTH * sent)
 
 
-def on_its_way(sent: str, received: str) -> Column:
+def are_counts_compatible(sent: str, received: str) -> Column:
     """Return a boolean column: whether the counts of the two ends can both be true.
 
     Both can be true if the receiver's count is at least the number of bytes that the sender knows to be delivered, and
@@ -150,7 +150,7 @@ class _Direction:
     """Comparison of the counts for one direction of a transport; each field is a column.
 
     :ivar is_consistent: whether the three counts can all be true.
-    :ivar ends_agree: whether the counts of the two ends can both be true, by :func:`on_its_way`.
+    :ivar ends_agree: whether the counts of the two ends can both be true, by :func:`are_counts_compatible`.
     :ivar is_complete: whether every byte that the server forwarded has certainly reached the receiver. Bytes may be
         missing if the receiver or the server ended the transport.
     :ivar received: the receiver's count. If ``is_complete``, the server's count must not exceed it.
@@ -176,9 +176,9 @@ def _direction(claim: str, sent: str, received: str, sender: int, receiver: int)
     # Some bytes that the server forwarded may not have reached the receiver. This is possible if the receiver ended the
     # transport, or if the server ended it (``closer`` 0) because the receiver was slow.
     left = F.col("closer").isin(receiver, 0)
-    behind = ~waited & on_its_way(sent, received)
+    behind = ~waited & are_counts_compatible(sent, received)
     return _Direction(
-        ends_agree=on_its_way(sent, received),
+        ends_agree=are_counts_compatible(sent, received),
         is_consistent=(_agree(told, got) | behind)
         & (_agree(said, got) | (left & (said > got) & (said - got <= _window(told)))),
         is_complete=~left,

@@ -34,7 +34,7 @@ LOST_FROM, LOST_MINUTES = 11 * 60, 120
 in minutes; the start counts from midnight.
 """
 SLOW_READER_ONE_IN = 3
-OWN_TIMES = 2
+SELF_DEALING_FACTOR = 2
 """Number of self-dealing transports of a server for each of its honest transports."""
 RING_KEYS = 5
 BURST_FROM, BURST_MINUTES = 4 * 60 + 10, 30

@@ -15,9 +15,9 @@ from dmsg.analytics.simulate.ground_truth import (
     LOST_FROM,
     LOST_MINUTES,
     OWN_KEYS,
-    OWN_TIMES,
     RING,
     RING_KEYS,
+    SELF_DEALING_FACTOR,
     SLOW,
     SLOW_READER_ONE_IN,
     SLOW_READERS,
@@ -37,10 +37,10 @@ def _transports(stage: Scenario) -> DataFrame:
     seed = stage.network.seed
     plan = stage.plan()
     dealt = stage.on_last_day(RING) | stage.on_last_day(OWN_KEYS) | stage.on_last_day(BURST)
-    last = F.col("n") * (1 + F.when(dealt, OWN_TIMES).otherwise(0)) - 1
+    last = F.col("n") * (1 + F.when(dealt, SELF_DEALING_FACTOR).otherwise(0)) - 1
     rows = plan.withColumn("i", F.explode(F.sequence(F.lit(0), last.cast("int"))))
     more = F.col("i") >= F.col("n")
-    among = (F.col("i") - F.when(more, F.col("n")).otherwise(0)) / F.when(more, OWN_TIMES).otherwise(1)
+    among = (F.col("i") - F.when(more, F.col("n")).otherwise(0)) / F.when(more, SELF_DEALING_FACTOR).otherwise(1)
     part = (among + draw_uniform(seed, 1, *_KEY)) / (F.col("n") + F.when(more, 1).otherwise(0))
     keys = F.when(F.col("server") == RING, RING_KEYS).otherwise(2)
     # The clients by which an operator fakes traffic with its own servers have numbers above those of all other clients.

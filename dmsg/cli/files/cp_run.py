@@ -196,7 +196,7 @@ def _plan_send(
     into = not path or path.endswith("/")
     if local.is_dir():
         if not recursive:
-            raise TransferError(f"{source}: this is a directory; use -r to copy it")
+            raise TransferError(f"{source}: is a directory; use -r to copy it")
         if not into:
             raise TransferError(
                 "a directory needs a target that ends in : or /; the copy gets the directory's name there"
@@ -243,7 +243,7 @@ def _plan_fetch(
         if not Path(target).is_dir():
             raise TransferError(f"{target}: there is no such directory")
     elif local.exists() and not local.is_file():
-        raise TransferError(f"{target}: this is not a regular file")
+        raise TransferError(f"{target}: not a regular file")
     if not Path(target).is_dir() and (target.endswith("/") or several):
         raise TransferError(f"{target}: there is no such directory")
     if not local.parent.is_dir():

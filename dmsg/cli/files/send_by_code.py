@@ -30,7 +30,7 @@ from dmsg.cli.files.send_by_key import (
     SHOWN_THINGS,
     list_names,
     print_beside_bars,
-    quoted,
+    quote_name,
     resumed_text,
     say_changed,
     transfer_progress,
@@ -338,7 +338,7 @@ def describe_offer(offer: Offer) -> str:
     if offer.kind == "pipe":
         return f"a pipe ({printable(offer.text)}) to standard output, of unknown size"
     named = [
-        f"{quoted(name)}{'/' if kind == DIRECTORY else ''}"
+        f"{quote_name(name)}{'/' if kind == DIRECTORY else ''}"
         + (f" ({files:,} {'file' if files == 1 else 'files'})" if kind == DIRECTORY else "")
         # Names that begin with a dot come first, so that the user does not overlook them.
         for name, kind, _, files, _ in sorted(offer.things, key=lambda thing: thing[0][:1] != ".")[:SHOWN_THINGS]

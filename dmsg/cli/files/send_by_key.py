@@ -118,7 +118,7 @@ def report(verb: str, name: str, done: SentParcel | ReceivedParcel, peer: PubKey
 def list_names(names: Sequence[str]) -> str:
     """Return names joined by commas.  Of a long list, return the first names and the number of the others."""
     more = len(names) - SHOWN_THINGS
-    shown = ", ".join(quoted(name) for name in names[:SHOWN_THINGS])
+    shown = ", ".join(quote_name(name) for name in names[:SHOWN_THINGS])
     return f"{shown} and {more} more" if more > 0 else shown
 
 
@@ -133,7 +133,7 @@ def resumed_text(size: int) -> str:
     return f"; {human_size(size)} had arrived before" if size > 0 else ""
 
 
-def quoted(name: str) -> str:
+def quote_name(name: str) -> str:
     """Return a name for a message.  It is quoted if it has characters that could be mistaken for the message's own."""
     shown = printable(name)
     shown = shown.replace('"', '\\"')

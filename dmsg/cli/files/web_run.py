@@ -212,7 +212,7 @@ def _body_file(path: str) -> IO[bytes]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "this is not a regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         check_source(descriptor, path, path=path)
     except BaseException:
         os.close(descriptor)

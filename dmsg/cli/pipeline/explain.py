@@ -87,7 +87,7 @@ def explain(out: str, server: str, day: datetime | None, as_json: bool, as_of: d
             indent = len(line) - len(line.lstrip())
             console.print(Text(" " * (2 + indent) + printable(line.strip())), soft_wrap=True)
     if not sections:
-        console.print(Text("nothing is known of that day"))
+        console.print(Text(f"the tables have no data about {name} on {wanted}"))
     if day is None:
         for other in sorted(other_crash_days(store, state, name, wanted)):
             text = f"crashed on {other}: dmsg analytics explain --out {out} {printable(server)} {other}"

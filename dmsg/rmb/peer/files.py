@@ -210,7 +210,7 @@ class FileUploads:
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path}: this is not a regular file")
+            raise ValueError(f"{path}: not a regular file")
         if status.st_size > MAX_SIZE:
             raise ValueError(f"{path}: this file has more than {MAX_SIZE} bytes")
         if not status.st_size and _has_bytes(path):

@@ -14,7 +14,7 @@ from dmsg.net.redis import redis_address
 def _directory(text: str) -> Path:
     path = Path(text).absolute()
     if not path.is_dir():
-        raise ValueError(f"{path}: this is not a directory")
+        raise ValueError(f"{path}: not a directory")
     try:
         check_not_planted(path)
     except UnsafeDirectory as error:

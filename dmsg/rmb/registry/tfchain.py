@@ -172,7 +172,7 @@ class TfchainRegistry:
         except TimeoutError:
             raise RegistryUnavailable(f"{self.shown_url}: the node did not answer within {TIMEOUT:g} s") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise RegistryUnavailable(f"{self.shown_url}: this is not the answer of a tfchain node") from None
+            raise RegistryUnavailable(f"{self.shown_url}: not an answer of a tfchain node") from None
         # When a connection is lost, Twisted raises exceptions of many types. So all types are caught.
         except Exception as error:
             reasons = getattr(error, "reasons", None)

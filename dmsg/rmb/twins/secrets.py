@@ -59,14 +59,14 @@ def _from_file(path: str, key_type: str | None) -> TwinSecret:
     try:
         if not Path(path).is_file() and Path(path).exists():
             # Only a regular file is opened, because opening a named pipe would block.
-            raise KeyFileError(f"{path or 'an empty name'}: this is not a regular file")
+            raise KeyFileError(f"{path or 'an empty name'}: not a regular file")
         with Path(path).open() as file:
             mode = os.fstat(file.fileno()).st_mode
             lines = [line.strip() for line in file.read(MAX_FILE).splitlines()]
     except (OSError, UnicodeDecodeError) as error:
-        raise KeyFileError(f"{path}: {getattr(error, 'strerror', None) or 'this is not a key file'}") from None
+        raise KeyFileError(f"{path}: {getattr(error, 'strerror', None) or 'not a key file'}") from None
     if not stat.S_ISREG(mode):
-        raise KeyFileError(f"{path}: this is not a regular file")
+        raise KeyFileError(f"{path}: not a regular file")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise KeyFileError(f"{path}: is accessible by others (mode {mode & 0o777:04o}); do: chmod 600 {path}")
     secret, kind = "", None

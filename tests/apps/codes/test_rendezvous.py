@@ -144,7 +144,7 @@ class RendezvousTests(SynchronousTestCase):
         self.check_is_over(Code.make(claimed.number))
 
     def test_an_offer_without_a_number_keeps_no_port(self) -> None:
-        """No discovery assigns a nameplate, or the offer is cancelled before; no peer is served meanwhile."""
+        """The offer fails because no nameplate is free, or it is cancelled earlier. Meanwhile, no peer is served."""
         waiting: Deferred[Any] = Deferred()
 
         async def claim() -> Any:

@@ -51,7 +51,7 @@ class AnalyticsTests(CommandCase):
             self.assertEqual(len(errors), 1, (arguments, err))
 
     def test_a_full_disk_is_one_line(self) -> None:
-        """Told by whoever writes first; here by the check of receipts."""
+        """The first part that cannot write reports the full disk; here it is the check of receipts."""
         (self.directory / "spool").mkdir()
 
         def fail(*_: object) -> None:

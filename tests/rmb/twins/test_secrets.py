@@ -67,9 +67,9 @@ class ReadTests(SynchronousTestCase):
         os.chmod(binary, 0o600)
         for path, expected in (
             (missing, f"{missing}: No such file or directory"),
-            (directory, f"{directory}: this is not a regular file"),
-            ("", "an empty name: this is not a regular file"),
-            (binary, f"{binary}: this is not a key file"),
+            (directory, f"{directory}: not a regular file"),
+            ("", "an empty name: not a regular file"),
+            (binary, f"{binary}: not a key file"),
         ):
             self.assertEqual(str(self.assertRaises(KeyFileError, read_secret, path)), expected)
         for mode in (0o604, 0o640, 0o677):

@@ -31,7 +31,7 @@ MAX_LINE = 16
 """Maximum length in bytes of a line in the answer to a batch."""
 
 _HEAD = Struct(">BI")
-_ONLY_CONNECTED = 1
+_ONLY_CONNECTED_FLAG = 1
 
 
 def encode(messages: Iterable[tuple[bytes, bool]]) -> bytes:
@@ -60,7 +60,7 @@ def decode(body: bytes) -> list[tuple[bytes, bool]]:
         flags, size = _HEAD.unpack_from(body, at)
         at += _HEAD.size
         # Unknown flags are refused, because they may change what the message means.
-        if flags & ~_ONLY_CONNECTED:
+        if flags & ~_ONLY_CONNECTED_FLAG:
             raise EnvelopeError("a message of the batch has unknown flags")
         if size > len(body) - at:
             raise EnvelopeError("the batch is cut off")
