@@ -21,6 +21,7 @@ from dmsg.testing.tcp import Path
 from dmsg.testing.walk_streams import WalkStreams
 from dmsg.testing.walk_waits import Waits
 from dmsg.v2019.client import Client
+from dmsg.v2019.core.peers import Route
 from dmsg.v2019.core.wire import FWD, FrameBuffer
 from dmsg.v2019.reachability import CHECK_INTERVAL, CHECK_JITTER
 
@@ -116,19 +117,29 @@ class SingleFaults:
         :returns: whether there was such a stream.
         """
         may = [talker for talker in self._streams.open if self._is_idle(talker) and self._is_initiator(talker)]
-        may = [talker for talker in may if self._server_of(talker) in self._servers]
+        # The server of an idle stream may have no route: if the server was just started again, the stream is still with
+        # the former process, which shuts down.
+        may = [talker for talker in may if self._route_of(talker) is not None]
         if not may:
             return False
         talker = random.choice(may)
-        stream = stream_of(talker)
-        assert isinstance(stream, ClientStream)
-        transport: Any = stream.secure_end.transport
-        relay = self._lab.servers[self._server_of(talker)].factory.relay
-        key = bytes(self._clients[self._streams.initiator_of(talker)].public_key)
-        route = next(peer.routes[transport.id] for peer in relay.connections.of_key(key) if transport.id in peer.routes)
+        route = self._route_of(talker)
+        assert route is not None
         _FrameDroppingPort(route.peer, route.to_id)
         talker.say(LAST_FRAME_SIZE)
         return True
+
+    def _route_of(self, talker: Talker) -> Route | None:
+        """Return the route, at the server of an initiator's stream, by which the server forwards the initiator's
+        frames."""
+        server = self._lab.servers.get(self._server_of(talker))
+        stream = talker.transport
+        if server is None or self._server_of(talker) not in self._servers or not isinstance(stream, ClientStream):
+            return None
+        transport: Any = stream.secure_end.transport
+        key = bytes(self._clients[self._streams.initiator_of(talker)].public_key)
+        peers = server.factory.relay.connections.of_key(key)
+        return next((peer.routes[transport.id] for peer in peers if transport.id in peer.routes), None)
 
     @staticmethod
     def _is_idle(talker: Talker) -> bool:

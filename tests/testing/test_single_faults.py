@@ -89,6 +89,15 @@ class SingleFaultTests(WalkCase):
             self.assertEqual(network.streams.acknowledged, 100)
             self.assertGreater(network.lab.clock.seconds(), STALL_TIME)
 
+    def test_no_frame_is_lost_at_a_server_that_was_just_started_again(self) -> None:
+        """Seed 106 of a walk with lies: the stream was still with the former process of its server."""
+        network = Network(1, 1)
+        network.lab.network.run(PING_SECONDS)
+        network.lab.leave("server-1")
+        network.lab.add_server("server-1")
+        self.assertFalse(network.single.lose_last_frame(network.random))
+        network.lab.network.run_until(network.streams.is_all_there, TIMEOUT)
+
     def test_a_client_that_never_notices_a_stall_is_found(self) -> None:
         self.patch(streams, "STALL_TIME", 1e6)
         self.found("the awaited condition did not become true", [partial(self.lose_last_frame, 2)])
