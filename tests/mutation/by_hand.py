@@ -292,7 +292,7 @@ OF_CODES: dict[str, tuple[str, Sequence[Change]]] = {
     ),
     "silent strangers keep others out": (
         _CODE_STREAM,
-        [("if now - began >= SLOW_RUN or not one.has_spoken]", "if now - began >= 1e6]")],
+        [("if (now - began >= SLOW_RUN or not end.has_spoken) and", "if now - began >= 1e6 and")],
     ),
     "a resumed file is not compared": (_SENDER, [("if not left and hashed.hexdigest() == digest:", "if not left:")]),
     "a resumed file is sent from its beginning": (_SENDER, [("            file.seek(offset)\n", "")]),
