@@ -42,6 +42,14 @@ class Greedy(Protocol):
         self.transport.write(bytes(self.size))  # type: ignore[union-attr]
 
 
+class Answering(Recorder, Protocol):
+    """Application that answers each piece of data."""
+
+    def dataReceived(self, data: bytes) -> None:
+        super().dataReceived(data)
+        self.transport.write(b"answer")  # type: ignore[union-attr]
+
+
 class AgentCase(EntityCase):
     """A network with one server, an agent, and a client somewhere else."""
 
@@ -688,6 +696,21 @@ class StrangeTests(AgentCase):
             await self.until(lambda: there.lost)
             self.assertIsInstance(there.lost.value, ConnectionDone)
             self.assertFalse(self.agent.bridges)
+
+    @asynchronous
+    async def test_a_close_right_after_data_while_the_peer_answers(self) -> None:
+        """All data arrives, although the peer answers while nobody reads the stream any more."""
+        await self.up()
+        accepting = Accepting(Answering)
+        self.addCleanup(self.peer.listen(accepting, 7).stopListening)
+        request = encode_line({"do": "connect", "to": str(self.peer.public_key), "port": 7})
+        frames = encode_frame(Kind.DATA, bytes(60_000)) * 8
+        await self.say(request + frames + encode_close(CloseReason.UNSPECIFIED))
+        there = await self.until(lambda: accepting.built and accepting.built[0])
+        await self.until(lambda: there.lost)
+        self.assertEqual(len(there.data), 480_000)
+        self.assertIsInstance(there.lost.value, ConnectionDone)
+        self.assertEqual(self.agent.shared.unread, 0)
 
     @asynchronous
     async def test_a_program_that_writes_too_much_receives_the_reason_of_its_end(self) -> None:
