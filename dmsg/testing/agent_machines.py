@@ -18,6 +18,7 @@ from dmsg.agent.connections import NO_AGENT_ERRORS
 from dmsg.agent.service import Agent
 from dmsg.agent.socket_path import AgentError, FoundAgent
 from dmsg.base.cipher_names import Cipher
+from dmsg.base.memory import Memory
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.testing.lab import Lab
@@ -72,6 +73,7 @@ class Machine:
             lab.lookups(host),
             random=lab.random,
             cipher=Cipher.AES_256_GCM.value,
+            memory=Memory(),
             resume_timeout=RESUME_TIMEOUT,
         )
         agent = Agent(host.reactor, client, self.path, (), self._stop)

@@ -1,7 +1,7 @@
 """Deterministic runs: random numbers of this process come from a seed, and its time comes from the clock of a lab.
 
-Normally the entities of a lab get random ids, tokens, nonces and keys, and the date, from the operating system. In the
-context of a :class:`Determinism` they get these from the lab, so that the same seed repeats a run byte for byte, even
+Normally the entities of a lab get random ids, tokens, nonces and keys, the date and the process id from the operating
+system. In the context of a :class:`Determinism` they get these from the lab, so that the same seed repeats a run byte for byte, even
 in another process. A :class:`Trace` can prove this, because it hashes all events between the hosts.
 
 Random numbers that C libraries such as OpenSSL draw themselves are not replaced.
@@ -25,6 +25,8 @@ from twisted.web import http
 
 START = 1_700_000_000.0
 """Date at the start of every lab, in seconds since 1970."""
+PROCESS_ID = 1000
+"""Process id of this process in every lab. An agent sends its process id to programs."""
 TRACE_HASH_SIZE = 16
 KEPT_EVENTS = 40
 """Minimum number of the last events that a trace stores as text."""
@@ -49,9 +51,9 @@ class Trace:
         :param seconds: time of the event by the lab's clock.
         :param what: description of the event.
         """
-        words = " ".join(_text(one) for one in what)
+        words = " ".join([one if one.__class__ is str else _text(one) for one in what])  # type: ignore[misc]
         line = f"{seconds:.9f} {words}"
-        self._hash.update(line.encode() + b"\n")
+        self._hash.update(f"{line}\n".encode())
         self.count += 1
         self.last.append(line)
         if not self._keep_all and len(self.last) > 2 * KEPT_EVENTS:
@@ -110,6 +112,7 @@ class Determinism:
             return int(self.date() * 1e9)
 
         self._replace(os, "urandom", urandom)
+        self._replace(os, "getpid", lambda: PROCESS_ID)
         self._replace(random, "_urandom", urandom)  # SystemRandom calls ``random._urandom``, and so does secrets.
         self._replace(coincurve.utils, "urandom", urandom)
         self._replace(random.Random, "seed", seed)

@@ -32,6 +32,7 @@ from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
 from dmsg.base.cipher_names import Cipher
+from dmsg.base.memory import Memory
 from dmsg.clients.server_choice import ServerChoiceOptions
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
@@ -175,7 +176,15 @@ class Lab:
         # The cipher is fixed. By default, the client would measure which cipher is faster on this processor, so a run
         # could not be repeated on another machine.
         options.setdefault("cipher", Cipher.AES_256_GCM.value)
-        client = Client(host.reactor, key or self.key(name), self.lookups(host), random=self.random, **options)
+        client = Client(
+            host.reactor,
+            key or self.key(name),
+            self.lookups(host),
+            random=self.random,
+            # In the account that all clients of a process share, a killed client would stay until this process ends.
+            memory=Memory(),
+            **options,
+        )
         with host.running():
             client.startService()
         self.clients[name] = client

@@ -106,6 +106,8 @@ class End:
         self._peer = peer
         self._path = path
         self._addresses = (own_address, peer_address)
+        self._names = tuple(f"{address.host}:{address.port}" for address in self._addresses)
+        """The two addresses as texts for the trace."""
         self._lost = on_lost
         self.protocol: IProtocol | None = None
         self.other: End
@@ -131,7 +133,9 @@ class End:
     def write(self, data: bytes) -> None:
         if not data or self.loss_reason is not None or self.disconnecting:
             return
-        self._unsent.append(bytes(data))
+        data = bytes(data)
+        # Data is split here, because splitting it again after each segment would copy the rest each time.
+        self._unsent.extend(data[start : start + SEGMENT] for start in range(0, len(data), SEGMENT))
         self._unsent_size += len(data)
         self._transmit()
         if self._producer is not None and self._streaming and self._unsent_size > BUFFER and not self._producer_paused:
@@ -143,10 +147,7 @@ class End:
 
     def _transmit(self) -> None:
         while self._unsent and self.travelling < BUFFER:
-            data = self._unsent.popleft()
-            segment, rest = data[:SEGMENT], data[SEGMENT:]
-            if rest:
-                self._unsent.appendleft(rest)
+            segment = self._unsent.popleft()
             self._unsent_size -= len(segment)
             self.travelling += len(segment)
             self._send(segment)
@@ -293,8 +294,7 @@ class End:
     def _note(self, *what: object) -> None:
         trace = self._path.trace
         if trace is not None:
-            here, there = self._addresses
-            trace.note(self._path.clock.seconds(), f"{here.host}:{here.port}", f"{there.host}:{there.port}", *what)
+            trace.note(self._path.clock.seconds(), *self._names, *what)
 
     # --- ITCPTransport ---
 

@@ -27,6 +27,7 @@ from dmsg.testing.lab import repeatable_lab
 
 SOURCES: dict[str, Callable[[], object]] = {
     "os.urandom": lambda: os.urandom(8),
+    "os.getpid": lambda: os.getpid(),
     "secrets": lambda: secrets.token_hex(8),
     "choice": lambda: secrets.choice(range(1 << 60)),
     "SystemRandom": lambda: random.SystemRandom().getrandbits(60),
@@ -58,9 +59,15 @@ from random import Random
 chance = Random()
 junk = [bytearray(chance.randrange(16, 600)) for _ in range(20_000)]  # Moves what is made later in memory.
 del junk[::2]
+from dmsg.testing import agent_walk, bus_walk, code_walk, discovery_walk, messaging_walk
+from dmsg.testing.plan import Plan, Step, draw
 from dmsg.testing.walk import walk
-found = [walk(int(seed), steps=20, lies=number > 0) for number, seed in enumerate(sys.argv[1:])]
-print(json.dumps([(one.trace.digest(), one.trace.count) for one in found]))
+traces = [walk(int(seed), steps=20, lies=number > 0).trace for number, seed in enumerate(sys.argv[1:])]
+stop = Plan(1, (Step(((0, 100),), "stop agent", 1, 3.0), Step(((0, 100),), "kill program", 2, 3.0)))
+traces += [agent_walk.follow(stop).trace, code_walk.follow(code_walk.draw_plan(1, 3)).trace]
+traces += [discovery_walk.follow(discovery_walk.draw_plan(1, 5)).trace]
+traces += [module.follow(draw(1, 5, module.FAULTS))[1] for module in (bus_walk, messaging_walk)]
+print(json.dumps([(one.digest(), one.count) for one in traces]))
 """
 
 
@@ -78,14 +85,14 @@ class SourceTests(SynchronousTestCase):
         self.assertEqual(one, again)
         self.assertEqual((one["time"], one["monotonic"]), (START + 1.5, 1.5))
         by_clock = {"time", "time_ns", "monotonic", "gmtime", "date of HTTP"}
-        self.assertEqual({name for name in SOURCES if one[name] == other[name]}, by_clock)
+        self.assertEqual({name for name in SOURCES if one[name] == other[name]}, by_clock | {"os.getpid"})
 
     def test_afterwards_the_sources_are_those_of_the_system_again(self) -> None:
-        before = (os.urandom, time.time, time.monotonic, random.Random.seed, threading.Thread.start)
+        before = (os.urandom, os.getpid, time.time, time.monotonic, random.Random.seed, threading.Thread.start)
         state = random.getstate()
         with self.assertRaises(ZeroDivisionError), Determinism(1, Clock()):
             raise ZeroDivisionError
-        after = (os.urandom, time.time, time.monotonic, random.Random.seed, threading.Thread.start)
+        after = (os.urandom, os.getpid, time.time, time.monotonic, random.Random.seed, threading.Thread.start)
         self.assertEqual(before, after)
         self.assertEqual(state, random.getstate())
         self.assertNotEqual(os.urandom(8), self.drawn(1)["os.urandom"])
