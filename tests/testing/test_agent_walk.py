@@ -49,6 +49,19 @@ class AgentWalkTests(WalkCase):
         )
         self.assertGreater(follow(Plan(1724621858, steps)).amount, 0)
 
+    def test_data_arrives_after_a_program_has_closed_its_stream(self) -> None:
+        """The agent was paused, and reads the CLOSE of the program and data of the peer in the same turn."""
+        steps = (
+            Step(fault="kill program", chance=3327620113),
+            Step(fault="open", chance=2401302484),
+            Step(fault="kill program", chance=906689212, seconds=0.3),
+            Step(fault="finish", chance=568202262, seconds=0.0005),
+            Step(fault="pause agent", chance=84759813),
+            Step(((0, 300000), (3, 10000), (4, 1), (5, 300000), (6, 1)), "close", 4222061184),
+            Step(seconds=12.0),
+        )
+        self.assertGreater(follow(Plan(999, steps)).amount, 0)
+
     def test_a_plan_follows_its_aims(self) -> None:
         aims = [Aim("kill agent", "half-closed"), Aim("abort", "closing")]
         plan = draw_plan(3, 60, aims)
