@@ -26,7 +26,12 @@ _LATER_NONCES = (
 )
 _ANY_SEQUENCE = ("or plain[0] << 8 | plain[1] != sequence:", "or False:")
 _SENT_AGAIN = "zip((data for data, _ in frames), tickets, strict=True)"
-_SUSPEND = " " * 20 + "self.suspend(stream, CloseReason.STALLED)"
+_STALLED = (
+    " " * 20
+    + "end.transport.carrier.leave(CloseReason.STALLED)\n"
+    + " " * 20
+    + "self.suspend(stream, CloseReason.STALLED)\n"
+)
 
 OF_STREAMS: dict[str, tuple[str, Sequence[Change]]] = {
     "the nonce of an ACK is not counted": (
@@ -114,7 +119,7 @@ OF_STREAMS: dict[str, tuple[str, Sequence[Change]]] = {
         _STREAMS,
         [("if not resumable or (final and reason in FINAL_REASONS):", "if not resumable or reason in FINAL_REASONS:")],
     ),
-    "a stall is noticed without consequence": (_STREAMS, [(_SUSPEND, " " * 20 + "pass")]),
+    "a stall is noticed without consequence": (_STREAMS, [(_STALLED, " " * 20 + "pass\n")]),
 }
 """Mutants of secure streams, by name. Walks with lies find them."""
 _PUBLISH = "dmsg.clients.publish"
