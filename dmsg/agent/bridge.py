@@ -115,8 +115,8 @@ class Bridge(Protocol):
     def dataReceived(self, data: bytes) -> None:
         self.bytes_in += len(data)
         if self._link is None:
-            # The program has closed the stream, which stays open until the peer has acknowledged all data. What the peer
-            # sends until then is read and discarded, as on a stream without an agent.
+            # The program has closed the stream, which stays open until the peer has acknowledged all data. Data that
+            # the peer sends until then is discarded, and acknowledged as on a stream without an agent.
             return
         for start in range(0, len(data), MAX_PAYLOAD):
             self._link.write(encode_frame(Kind.DATA, data[start : start + MAX_PAYLOAD]))

@@ -49,7 +49,7 @@ class AgentClient:
         self._reactor = reactor
         self._key = agent.key
         self._connections = AgentConnections(reactor, agent.path, program)
-        self._services: set[AgentListeningPort] = set()
+        self._services: dict[AgentListeningPort, None] = {}
         self._on_warning = on_warning
         self.status = "online"
         self.last_error = ""
@@ -169,7 +169,7 @@ class AgentClient:
     async def _listen(self, factory: IProtocolFactory, port: int) -> IListeningPort:
         listening = AgentListeningPort(self._connections, self._key, self._services, self._on_warning, factory, port)
         await listening.register()
-        self._services.add(listening)
+        self._services[listening] = None
         factory.doStart()
         listening.watch()
         return listening

@@ -44,7 +44,7 @@ class AgentConnections:
         self.turn = TurnFlush(reactor)
         self.path = path
         self._program = program
-        self.streams: set[StreamConnection] = set()
+        self.streams: dict[StreamConnection, None] = {}
 
     def open(self, protocol: Protocol, request: Mapping[str, object]) -> Deferred[IProtocol]:
         """Connect to the agent and send a request.
@@ -161,7 +161,7 @@ class StreamConnection(Protocol):
         self.closed: Deferred[None] = Deferred()
 
     def connectionMade(self) -> None:
-        self._connections.streams.add(self)
+        self._connections.streams[self] = None
 
     def dataReceived(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -231,7 +231,7 @@ class StreamConnection(Protocol):
         stream.client_stopped(reason)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._connections.streams.discard(self)
+        self._connections.streams.pop(self, None)
         if not self.started.called:
             self.started.errback(Failure(DmsgError("the agent has ended")))
         if self._carrier is not None:

@@ -54,7 +54,7 @@ class AgentListeningPort:
         self,
         connections: AgentConnections,
         key: PubKey,
-        services: set[AgentListeningPort],
+        services: dict[AgentListeningPort, None],
         on_warning: Callable[[str], None],
         factory: IProtocolFactory,
         port: int,
@@ -168,7 +168,7 @@ class AgentListeningPort:
     def stopListening(self) -> Deferred[None]:
         self._registration.stop()
         if self in self._services:
-            self._services.discard(self)
+            self._services.pop(self, None)
             self._factory.doStop()
         lines = self._lines
         if lines is None or lines.transport is None:

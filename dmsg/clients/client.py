@@ -125,7 +125,7 @@ class DelegatedClient(Service, Generic[SessionT]):
         )
         self._on_warning = on_warning
         self._warnings: set[str] = set()
-        self._waiting: set[Deferred[None]] = set()
+        self._waiting: dict[Deferred[None], None] = {}
         """Unfired Deferreds of :meth:`when_online` and :meth:`when_published` that have a timeout."""
         self._core = LifecycleCore()
         self._lifecycle = make_lifecycle(self._core)
@@ -263,10 +263,10 @@ class DelegatedClient(Service, Generic[SessionT]):
             why = f": {self.last_error}" if self.last_error else ""
             raise DmsgTimeout(f"the client waited for {seconds:g} s, but {problem}{why}")
 
-        self._waiting.add(waiting)
+        self._waiting[waiting] = None
 
         def over(result: Failure | None) -> Failure | None:
-            self._waiting.discard(waiting)
+            self._waiting.pop(waiting, None)
             return result
 
         return waiting.addBoth(over).addTimeout(timeout, self._reactor, too_late)

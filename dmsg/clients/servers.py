@@ -126,7 +126,8 @@ class ServerSet(Generic[SessionT]):
         self._visits: dict[PubKey, list[Deferred[SessionT]]] = {}
         self._visiting: dict[PubKey, Deferred[SessionT]] = {}
         self._visited: dict[PubKey, SessionT] = {}
-        self._idle: set[SessionT] = set()
+        self._idle: dict[SessionT, None] = {}
+        """Visits without transports at the last check."""
         self._avoid: dict[PubKey, float] = {}
         self._worked: dict[PubKey, Entry] = {}
         self._expected: Deferred[list[PubKey]] | None = None
@@ -595,10 +596,9 @@ class ServerSet(Generic[SessionT]):
     def _close_idle_visits(self) -> None:
         """Close each visit that has no transport now and had none at the previous check."""
         # A visit that was idle at only one check may be so new that its first transport is not requested yet.
-        idle = {session for session in self._visited.values() if not session.transports}
-        for session in idle & self._idle:
+        before, self._idle = self._idle, {session: None for session in self._visited.values() if not session.transports}
+        for session in [session for session in self._idle if session in before]:
             session.close()
-        self._idle = idle
 
 
 def _is_full(entry: Entry) -> bool:

@@ -1,8 +1,8 @@
 """Deterministic runs: random numbers of this process come from a seed, and its time comes from the clock of a lab.
 
 Normally the entities of a lab get random ids, tokens, nonces and keys, the date and the process id from the operating
-system. In the context of a :class:`Determinism` they get these from the lab, so that the same seed repeats a run byte for byte, even
-in another process. A :class:`Trace` can prove this, because it hashes all events between the hosts.
+system. In the context of a :class:`Determinism` they get these from the lab, so that the same seed repeats a run byte
+for byte, even in another process. A :class:`Trace` can prove this, because it hashes all events between the hosts.
 
 Random numbers that C libraries such as OpenSSL draw themselves are not replaced.
 """

@@ -53,6 +53,20 @@ REACTOR_CLOCK = (
 )
 """The only binding: the clock of the real reactor. The hosts of a lab are reactors with the lab's clock."""
 
+VALUES = {"PubKey", "QueueId", "bool", "bytes", "int", "str", "tuple"}
+"""Types whose hash does not depend on where an object is in memory."""
+
+VISITING = {"dict.fromkeys", "iter", "list", "next", "tuple"}
+"""Functions that visit the items of a set one after another."""
+SET_OF_OBJECTS = re.compile(r"(?:Weak)?[Ss]et\[(\w+).*\]")
+"""Annotation of a set, with the type of its items as the first group."""
+
+IN_ANY_ORDER = {
+    "aio/client.py: _tasks": "a lab has no event loop of asyncio",
+    "servers/holdings.py: _quiet_before": "only the memory of ciphers is released, and nobody notices in which order",
+}
+"""Sets of objects that modules visit although their order is not determined, each with the reason."""
+
 WALK = """
 import json, sys
 from random import Random
@@ -136,6 +150,53 @@ class BindingTests(SynchronousTestCase):
         source = "class A:\n a = time.time\n def b(self, *, c=os.urandom):\n  d = time.time\n  e = time.time()"
         found = [ast.unparse(one) for one in bound_at_import(ast.parse(source))]
         self.assertEqual([text for text in found if BINDABLE.search(text)], ["time.time", "os.urandom"])
+
+
+def iterated_sets(tree: ast.AST) -> Iterator[str]:
+    """Yield the names of attributes that are sets of objects, and whose items the module visits one after another."""
+    objects = {
+        node.target.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Attribute)
+        and (found := SET_OF_OBJECTS.fullmatch(ast.unparse(node.annotation)))
+        and found[1] not in VALUES
+    }
+    for node in ast.walk(tree):
+        visited: list[ast.expr] = []
+        if isinstance(node, ast.For | ast.comprehension):
+            visited = [node.iter]
+        elif isinstance(node, ast.Starred):
+            visited = [node.value]
+        elif isinstance(node, ast.BinOp):
+            visited = [node.left, node.right]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in VISITING:
+            visited = node.args
+        yield from (one.attr for one in visited if isinstance(one, ast.Attribute) and one.attr in objects)
+
+
+class SetTests(SynchronousTestCase):
+    """Sets of objects, whose order depends on where the objects are in memory."""
+
+    def test_no_module_visits_a_set_of_objects(self) -> None:
+        """Else a walk would depend on when the garbage collector frees memory."""
+        root = Path(dmsg.__file__).parent
+        found = {
+            f"{path.relative_to(root)}: {name}"
+            for path in sorted(root.rglob("*.py"))
+            if SET_OF_OBJECTS.search(source := path.read_text())
+            for name in iterated_sets(ast.parse(source))
+        }
+        self.assertEqual(found, set(IN_ANY_ORDER))
+
+    def test_sets_that_are_visited_are_found(self) -> None:
+        source = (
+            "def __init__(self):\n self._a: set[Link] = set()\n self._b: set[str] = set()\n"
+            " self._c: set[Link] = set()\n self._d: WeakSet[Link] = WeakSet()\n"
+            "def f(self, link):\n self._c.add(link)\n for one in list(self._a): pass\n for one in self._b: pass\n"
+            " return {*self._d}"
+        )
+        self.assertEqual(sorted(iterated_sets(ast.parse(source))), ["_a", "_d"])
 
 
 class DateTests(SynchronousTestCase):

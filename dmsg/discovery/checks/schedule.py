@@ -206,7 +206,7 @@ class ServerChecks:
         self._checked_at = checked_at
         self._reach = reach or partial(proof.reach, reactor)
         self._check_loop = RetryLoop(reactor, self._round, lambda failures: CHECK_INTERVAL, "checking servers")
-        self._under_way: set[Deferred[None]] = set()
+        self._under_way: dict[Deferred[None], None] = {}
         self._stopped = True
         self._failures: OrderedDict[str, int] = OrderedDict()
         self._results: OrderedDict[_Target, tuple[float, str]] = OrderedDict()
@@ -257,12 +257,12 @@ class ServerChecks:
 
     def _begin(self, due_server: DueServer) -> None:
         def over(result: object) -> None:
-            self._under_way.discard(look)
+            self._under_way.pop(look, None)
             if isinstance(result, Failure) and not self._stopped:
                 _log.info("the check of a server could not be finished: {error}", error=str(result.value))
 
         look = Deferred.fromCoroutine(self._check_server(due_server))
-        self._under_way.add(look)
+        self._under_way[look] = None
         look.addBoth(over)
 
     async def _check_server(self, due_server: DueServer) -> None:

@@ -110,7 +110,7 @@ class Lookup:
         """Values of ``path_is_unknown`` with which :meth:`_recognise` has already been called, and has found no
         discovery of another kind at the URL. A further call with such a value makes no request.
         """
-        self._under_way: set[Deferred[Any]] = set()
+        self._under_way: dict[Deferred[Any], None] = {}
         self._closed = False
         self._port_signed = True
         """Whether this client signs servers' entries with the field ``port``. The value changes if discovery accepts
@@ -195,10 +195,10 @@ class Lookup:
 
     def _ask(self, asking: Coroutine[Deferred[Any], Any, T]) -> Deferred[T]:
         asked = Deferred.fromCoroutine(asking)
-        self._under_way.add(asked)
+        self._under_way[asked] = None
 
         def done(result: T | Failure) -> T | Failure:
-            self._under_way.discard(asked)
+            self._under_way.pop(asked, None)
             return result
 
         return cancellable(asked.addBoth(done))

@@ -63,7 +63,7 @@ class PlainClient:
         self._timeout = timeout
         self._limit = limit
         self._idle: list[_Connection] = []
-        self._open: set[_Connection] = set()
+        self._open: dict[_Connection, None] = {}
         self._closed = False
 
     def request(
@@ -99,9 +99,9 @@ class PlainClient:
         factory.noisy = False
         endpoint = outgoing_endpoint(self._reactor, self._host, self._port, self._timeout)
         connection = cast(_Connection, await endpoint.connect(factory))
-        self._open.add(connection)
+        self._open[connection] = None
         if connection.lost.called:
-            self._open.discard(connection)
+            self._open.pop(connection, None)
         return await connection.ask(data, self._limit, deadline)
 
     def _keep_idle(self, connection: _Connection) -> bool:
@@ -115,7 +115,7 @@ class PlainClient:
         return True
 
     def _lost(self, connection: _Connection) -> None:
-        self._open.discard(connection)
+        self._open.pop(connection, None)
         if connection in self._idle:
             self._idle.remove(connection)
 

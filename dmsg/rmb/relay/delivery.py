@@ -139,7 +139,7 @@ class Delivery:
         self._queued_count = self._queued_size = 0
         """Number of messages that were stored while the session was connected and were not read back yet;
         ``_queued_size`` is the number of their bytes."""
-        self._paused: set[SessionBuffer] = set()
+        self._paused: dict[SessionBuffer, None] = {}
         self.appending = 0
         self.stalled = False
         self.lazy = False
@@ -206,7 +206,7 @@ class Delivery:
         if buffer is None or buffer in self._paused or (self.stalled and message.is_answer):
             return
         if self._reaches_limit(1):
-            self._paused.add(buffer)
+            self._paused[buffer] = None
             buffer.wait_for(self)
 
     @property
@@ -243,7 +243,7 @@ class Delivery:
             self._release()
 
     def _release(self) -> None:
-        paused, self._paused = self._paused, set()
+        paused, self._paused = self._paused, {}
         for buffer in paused:
             buffer.stop_waiting_for(self)
 

@@ -89,7 +89,7 @@ class Participant:
         self._random = random
         self._on_message = on_message
         self._on_rejected = on_rejected
-        self._running: set[Deferred[None]] = set()
+        self._running: dict[Deferred[None], None] = {}
         self.drops = drops
         self.twin: Twin
         self.seal: Seal
@@ -160,10 +160,10 @@ class Participant:
     def run(self, coroutine: Coroutine[Deferred[object], object, None]) -> Deferred[None]:
         """Start a coroutine. It is cancelled when the participant stops."""
         running: Deferred[None] = Deferred.fromCoroutine(coroutine)
-        self._running.add(running)
+        self._running[running] = None
 
         def done(result: Failure | None) -> None:
-            self._running.discard(running)
+            self._running.pop(running, None)
             if isinstance(result, Failure) and not result.check(CancelledError):
                 _log.failure("unhandled error while a message was processed", result)
 

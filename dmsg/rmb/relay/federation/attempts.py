@@ -79,7 +79,7 @@ class RelayRequests:
         self._unverified = UnverifiedTwins(reactor.seconds, registry)
         self._offering: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
         self._waiting = 0
-        self._under_way: set[Deferred[Any]] = set()
+        self._under_way: dict[Deferred[Any], None] = {}
         self.stopped = False
         self.not_offered = 0
         self.success: Counter[str] = Counter()
@@ -88,10 +88,10 @@ class RelayRequests:
     def run(self, coroutine: Coroutine[Deferred[object], object, _T]) -> Deferred[_T]:
         """Start a coroutine. It is cancelled when the relay stops."""
         running = Deferred.fromCoroutine(coroutine)
-        self._under_way.add(running)
+        self._under_way[running] = None
 
         def done(result: _T) -> _T:
-            self._under_way.discard(running)
+            self._under_way.pop(running, None)
             return result
 
         return running.addBoth(done)

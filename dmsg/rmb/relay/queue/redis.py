@@ -228,7 +228,7 @@ class RedisQueue:
         self._removing = False
         self._name = uuid4().hex
         self._batch: list[_Append] = []
-        self._appending: set[Deferred[None]] = set()
+        self._appending: dict[Deferred[None], None] = {}
         self._closed = False
         self._grouped = False
         self._url = url
@@ -268,11 +268,11 @@ class RedisQueue:
                 some.append(batch.popleft())
                 size += len(some[-1].data)
             appending = Deferred.fromCoroutine(self._append(some))
-            self._appending.add(appending)
+            self._appending[appending] = None
             appending.addErrback(self._append_failed, some).addBoth(self._ended, appending)
 
     def _ended(self, result: object, appending: Deferred[None]) -> None:
-        self._appending.discard(appending)
+        self._appending.pop(appending, None)
 
     def _append_failed(self, failure: Failure, batch: list[_Append]) -> None:
         why = "the relay is shutting down" if failure.check(CancelledError) else str(failure.value)
