@@ -145,7 +145,9 @@ def try_one(name: str, first: int, walks: int) -> int:
         try:
             walk(first + number)
         except Exception as error:
-            why = str(error).split("; faults:")[0][:100]
+            # Only an AssertionError is the finding of a check. Other errors may also be faults of the walk itself.
+            kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
+            why = kind + str(error).split("; faults:")[0][:100]
             sys.stdout.write(f"found in {number + 1:3} walks, {time.process_time() - started:4.0f} s: {name}: {why}\n")
             return number + 1
     why = f" ({INVISIBLE[name]})" if name in INVISIBLE else ""
