@@ -151,7 +151,10 @@ def run_module(module: str, stalls: Stalls, timeout: float) -> str | None:
             )
         except subprocess.TimeoutExpired as error:
             return (error.stdout or b"").decode(errors="replace") + f"\nnot ended within {timeout:g} s"
-    return None if done.returncode == 0 else done.stdout.decode(errors="replace")
+    if done.returncode == 0:
+        return None
+    # A process that a signal has ended prints no summary.
+    return f"{done.stdout.decode(errors='replace')}\nended with status {done.returncode}"
 
 
 def main(arguments: list[str]) -> int:
