@@ -51,7 +51,7 @@ class Trace:
         :param seconds: time of the event by the lab's clock.
         :param what: description of the event.
         """
-        words = " ".join([one if one.__class__ is str else _text(one) for one in what])  # type: ignore[misc]
+        words = " ".join([one if one.__class__ is str else _text(one) for one in what])
         line = f"{seconds:.9f} {words}"
         self._hash.update(f"{line}\n".encode())
         self.count += 1
