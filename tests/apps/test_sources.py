@@ -334,8 +334,9 @@ class UnmeasuredTests(ChangeCase):
         self.assertEqual(source.read(100), b"2")
         self.assertIn("it has 3 bytes now, and had 10", str(self.assertRaises(SourceChanged, source.read, 1)))
         source.close()
-        for other in (self.here, Path("/dev/null")):
-            self.assertIn("is ", str(self.assertRaises(TransferError, open_regular, other, "other")))
+        for other, problem in ((self.here, "is a directory"), (Path("/dev/null"), "not a regular file")):
+            error = self.assertRaises(TransferError, open_regular, other, "other")
+            self.assertEqual(str(error), f"other: {problem}")
 
 
 def _has_less_than_it_says(path: Path) -> bool:
