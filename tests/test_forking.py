@@ -113,6 +113,8 @@ class ForkingTests(TestCase):
         """Below nohup, a run ignores SIGHUP; in the background of a script, SIGINT, too."""
         for number in (signal.SIGHUP, signal.SIGINT):
             self.addCleanup(signal.signal, number, signal.signal(number, signal.SIG_IGN))
+        # The server of the run was started before this test ignored the signals.
+        self.patch(forking, "_inherited", None)
         server = forking.ForkServer()
         # The server ends with its connection; it must not be a child of this process after the test.
         self.addCleanup(lambda: (server._connection.close(), server._process.wait()))

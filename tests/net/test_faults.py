@@ -187,17 +187,19 @@ class StrangerTests(FaultCase):
         for one in sockets:
             one.close()
 
-        async def serves() -> None:
+        async def serves() -> bool:
             from dmsg.keys import PubKey
 
             client = RawClient(SecKey.generate(), PubKey.from_hex(match[1].decode()))
             await connectProtocol(TCP4ClientEndpoint(reactor, host, int(port)), client)
             await self.until(lambda: client.frames or client.closed)
-            self.assertTrue(client.frames)
             client.transport.abortConnection()  # type: ignore[union-attr]
+            return bool(client.frames)
 
         await self.until(lambda: len(os.listdir(f"/proc/{pid}/fd")) < used + 15)
-        await serves()
+        # Closed connections from the backlog use all descriptors again, until the server has accepted them all.
+        while not await serves():
+            pass
         self.assertIsNone(child.status)
 
     def _directory(self) -> str:
