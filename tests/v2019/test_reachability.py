@@ -279,7 +279,7 @@ class SharedKeyTests(OldServerCase):
         # When either connection ends, one of the two programs becomes reachable, and both stay connected.
         for name in ("bob", "elsewhere", "bob"):
             self.lab.network.host(name).reset()
-            self.assertLessEqual(self.connections(1200.0), 4, name)
+            self.assertLessEqual(self.connections(400.0), 4, name)
             self.assertEqual(sorted(one.status for one in both), ["online", "unreachable"])
             self.assertEqual(self.relay.unreachable, frozenset())
 
