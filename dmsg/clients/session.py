@@ -68,7 +68,7 @@ class SessionKeeper(Protocol):
         """Warn that another program, at ``address``, is connected with the same key."""
 
     def reachability_changed(self, session: Session) -> None:
-        """Handle a change of :attr:`Session.unreachable`."""
+        """Handle a change of ``Session.unreachable``."""
 
 
 class Session:
@@ -169,7 +169,7 @@ class Session:
 
     def check_reachability(self) -> None:
         """Check soon, and regularly from then on, whether the requests of other clients reach this client over this
-        connection, if this is in doubt with its server. The result is in :attr:`unreachable`.
+        connection, if this is in doubt with its server. The result is in ``unreachable``.
         """
 
     @property
