@@ -14,7 +14,7 @@ from twisted.internet.protocol import Factory
 
 from dmsg.agent.bridge import Bridge, SharedWindow
 from dmsg.agent.wire import ALLOW_LIMIT, OFFERS_SIZE, Answer, WireError
-from dmsg.base.eviction import Seniority, pick_loser
+from dmsg.base.eviction import Seniority
 from dmsg.base.printable import printable
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
@@ -200,15 +200,13 @@ class Service(Factory):
     def _make_room(self, services: list[Service], newcomer: PubKey) -> bool:
         """End the newest stream of a peer, to make room for a stream of a newcomer.
 
-        :returns: whether a stream was ended.  :func:`pick_loser` or :meth:`Seniority.pick_junior` says which peer
-            loses a stream, if any.
+        :returns: whether a stream was ended.  :meth:`Seniority.pick_loser` says which peer loses a
+            stream, if any.
         """
         streams = [(service, bridge) for service in services for bridge in service.bridges]
         counts = Counter(bridge.peer.public_key for _, bridge in streams)
         protected = MAX_STREAMS_PER_SERVICE // PROTECTED_DIVISOR
-        loser = pick_loser(counts, newcomer, protected)
-        if loser is None:
-            loser = self._agent.seniority.pick_junior(counts, newcomer, protected)
+        loser = self._agent.seniority.pick_loser(counts, newcomer, protected)
         if loser is None:
             return False
         # If several streams began at the same time, max returns the first of them, which has to be the newest.

@@ -20,7 +20,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from dmsg.base.eviction import Seniority, pick_loser
+from dmsg.base.eviction import Seniority
 from dmsg.net.descriptors import max_connections
 from dmsg.net.socketopts import send_more, set_reset_on_close, write_now
 from dmsg.net.streams.address import DmsgAddress
@@ -234,7 +234,7 @@ class SpliceFactory(Factory):
 
         The first choice is a stream that has ended but is not read to its end.  The second choice is the stream that
         has been without a transport for the longest time; such a stream may still be resumed.  The third choice is the
-        newest connection of the owner that :func:`pick_loser` or :meth:`Seniority.pick_junior` returns.
+        newest connection of the owner that :meth:`Seniority.pick_loser` returns.
 
         :param newcomer: owner of the new connection.
         :returns: whether a connection was aborted.
@@ -247,9 +247,7 @@ class SpliceFactory(Factory):
             leaves = min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
         else:
             counts, protected = Counter(self._halves.values()), self._max // PROTECTED_DIVISOR
-            loser = pick_loser(counts, newcomer, protected)
-            if loser is None:
-                loser = self._seniority.pick_junior(counts, newcomer, protected)
+            loser = self._seniority.pick_loser(counts, newcomer, protected)
             if loser is None:
                 return False
             leaves = next(half for half, owner in reversed(self._halves.items()) if owner == loser)

@@ -59,14 +59,18 @@ class Seniority(Generic[_Owner]):
         if len(self._ranks) < MAX_REMEMBERED:
             self._ranks.setdefault(owner, len(self._ranks))
 
-    def pick_junior(self, counts: Counter[_Owner], newcomer: _Owner, protected_count: int) -> _Owner | None:
-        """Return the owner that loses its newest item to a newcomer for which :func:`pick_loser` returns None.
+    def pick_loser(self, counts: Counter[_Owner], newcomer: _Owner, protected_count: int) -> _Owner | None:
+        """Return the owner that loses its newest item to make room for an item of ``newcomer``, or None.
 
-        This is the owner that came last, if the newcomer came before it, and has fewer than ``protected_count`` items.
+        This is the owner that the function :func:`pick_loser` returns, or otherwise the owner that came last, if the
+        newcomer came before it, and has fewer than ``protected_count`` items.
 
         :param counts: number of items of each owner in the table.
-        :param protected_count: number of items that an owner never loses to owners that came later.
+        :param protected_count: number of items that an owner never loses to another owner that came later.
         """
+        loser = pick_loser(counts, newcomer, protected_count)
+        if loser is not None:
+            return loser
         last = len(self._ranks)
         ranks = {owner: self._ranks.get(owner, last) for owner, count in counts.items() if count}
         if not ranks or counts[newcomer] >= protected_count:

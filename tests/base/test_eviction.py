@@ -71,15 +71,15 @@ class SeniorityTests(SynchronousTestCase):
         for held in range(16):
             loser = pick_loser(counts, "known", 16)
             self.assertIsNone(loser)
-            junior = seniority.pick_junior(counts, "known", 16)
+            junior = seniority.pick_loser(counts, "known", 16)
             self.assertEqual(junior, "key 63", held)
             counts["key 63"] -= 1
             counts["known"] += 1
         # An owner takes no more than its share.
-        self.assertIsNone(seniority.pick_junior(counts, "known", 16))
+        self.assertIsNone(seniority.pick_loser(counts, "known", 16))
         # A new key takes nothing from earlier owners, and the last key takes nothing from itself.
-        self.assertIsNone(seniority.pick_junior(counts, "new", 16))
-        self.assertIsNone(seniority.pick_junior(Counter({"known": 16, "key 0": 1}), "key 0", 16))
+        self.assertIsNone(seniority.pick_loser(counts, "new", 16))
+        self.assertIsNone(seniority.pick_loser(Counter({"known": 16, "key 0": 1}), "key 0", 16))
 
     def test_many_keys_do_not_make_early_owners_forgotten(self) -> None:
         seniority: Seniority[str] = Seniority()
@@ -88,5 +88,5 @@ class SeniorityTests(SynchronousTestCase):
             seniority.record(f"key {number}")
         self.assertEqual(len(seniority._ranks), MAX_REMEMBERED)
         last = f"key {2 * MAX_REMEMBERED - 1}"
-        self.assertEqual(seniority.pick_junior(Counter({last: 16}), "known", 16), last)
-        self.assertIsNone(seniority.pick_junior(Counter({last: 16}), "other", 16))
+        self.assertEqual(seniority.pick_loser(Counter({last: 16}), "known", 16), last)
+        self.assertIsNone(seniority.pick_loser(Counter({last: 16}), "other", 16))
