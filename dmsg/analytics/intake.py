@@ -10,10 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from dmsg.analytics.executors import ExecutorsFailed, collect, divide_evenly, prepare_worker
 from dmsg.analytics.parquet import Part
 from dmsg.analytics.sealed_files import Sealed, Target, convert
 from dmsg.analytics.session import is_connect
@@ -51,31 +50,24 @@ def convert_files(
     if here or is_connect(spark()):
         tasks = min(MAX_THREADS, os.cpu_count() or 1)
         with ThreadPoolExecutor(tasks) as pool:
-            found = [one for some in pool.map(partial(_convert_all, target), _groups(files, tasks)) for one in some]
+            groups = _groups(files, tasks)
+            found = [one for some in pool.map(partial(_convert_all, target), groups) for one in some]
     else:
         context = spark().sparkContext
         tasks = max(context.defaultParallelism, sum(size for _, size in files) // GROUP_BYTES)
         groups = _groups(files, tasks)
         try:
             rows = context.parallelize(groups, len(groups)).mapPartitions(partial(_convert_partition, target))
-            found = rows.collect()
-        except (PySparkException, Py4JError) as error:
-            # The machines of a cluster may lack Python, pyarrow or dmsg. Then Spark reads the files instead. Parquet
-            # files that were already written do no harm, because the table's log does not name them.
-            _log.warning("executors cannot read files with Arrow, so Spark reads them: %s", str(error).splitlines()[0])
+            found = collect(rows)
+        except ExecutorsFailed as error:
+            _log.warning("executors cannot read files with Arrow, so Spark reads them: %s", error)
             return Converted([], [file for file, _ in files])
     return Converted([one for one in found if isinstance(one, Part)], [one for one in found if isinstance(one, Sealed)])
 
 
 def _groups(files: Sequence[tuple[Sealed, int]], count: int) -> list[list[Sealed]]:
     """Divide files into groups of about the same size."""
-    groups: list[list[Sealed]] = [[] for _ in range(max(1, min(count, len(files))))]
-    sizes = [0] * len(groups)
-    for file, size in sorted(files, key=lambda one: -one[1]):
-        least = sizes.index(min(sizes))
-        groups[least].append(file)
-        sizes[least] += size
-    return groups
+    return [[file for file, _ in group] for group in divide_evenly(files, lambda one: one[1], count)]
 
 
 def _convert_all(target: Target, files: list[Sealed]) -> list[Part | Sealed]:
@@ -84,12 +76,5 @@ def _convert_all(target: Target, files: list[Sealed]) -> list[Part | Sealed]:
 
 def _convert_partition(target: Target, groups: list[list[Sealed]]) -> list[Part | Sealed]:
     """Convert groups of files, in a Python worker of Spark."""
-    import pyarrow as pa
-
-    # A single thread is enough for Arrow in each worker, because Spark runs as many workers as there are cores.
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
-    # Arrow's own pool returns the memory of each block of text to the operating system, and gets it back for the next
-    # block. With the system's pool, a line takes a sixth less CPU time, and the worker needs less memory.
-    pa.set_memory_pool(pa.system_memory_pool())
+    prepare_worker()
     return [one for files in groups for one in convert(files, target)]

@@ -102,6 +102,18 @@ def rows_of_table(table: pa.Table, schema: StructType) -> DataFrame:
     return as_frame(MemoryRows({**found.getters, **lacking}, table.num_rows))
 
 
+def can_affect_neighbours(times: pa.Array, former: pa.Array | None) -> pa.Array:
+    """Return for each event or receipt whether it is near midnight, or was sent after a restart. Only these can affect
+    a neighbouring day.
+
+    :param times: milliseconds since 1970.
+    :param former: whether each receipt was sent after a restart; None if none was.
+    """
+    of_day = pc.subtract(times, pc.multiply(pc.divide(times, DAY_MS), DAY_MS))
+    near = pc.or_(pc.less(of_day, MIDNIGHT_MS), pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS))
+    return near if former is None else pc.or_(near, pc.fill_null(former, False))
+
+
 class _Files:
     """Columns of the files of a table.
 
@@ -127,10 +139,8 @@ class _Files:
         )
 
     def _needed_rows(self, file: File) -> pa.Array:
-        """Return for each event or receipt of a file whether it is near midnight, or was sent after a restart."""
-        of_day = pc.modulo(self._of_file(file, "ts", pa.int64()), DAY_MS)
-        near = pc.or_(pc.less(of_day, MIDNIGHT_MS), pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS))
-        return pc.or_(near, pc.fill_null(self._of_file(file, "former", pa.bool_()), False))
+        """Return for each event or receipt of a file whether it can affect a neighbouring day."""
+        return can_affect_neighbours(self._of_file(file, "ts", pa.int64()), self._of_file(file, "former", pa.bool_()))
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
         """Read a column of all files."""

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.data_files import File
+from dmsg.analytics.executors import prepare_worker
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.memory_tables import as_frame, as_rows, rows_of_table
 from dmsg.analytics.parquet import arrow_schema
@@ -23,7 +24,6 @@ from dmsg.analytics.schemas import Table
 from dmsg.analytics.shard_tasks import (
     bronze_storage,
     pack,
-    prepare_worker,
     read_columns,
     rows_as_read,
     shard_of,

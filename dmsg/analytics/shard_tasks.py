@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 from functools import partial
 from typing import Any
 
@@ -22,15 +22,23 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from dmsg.analytics import functions as F, silver
+from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
-from dmsg.analytics.event_rules import MIDNIGHT_MS
+from dmsg.analytics.executors import prepare_worker
 from dmsg.analytics.expressions import Expression
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
-from dmsg.analytics.memory_tables import OF_EVENTS, OF_TRANSPORTS, as_frame, as_rows, rows_of_table
+from dmsg.analytics.memory_tables import (
+    OF_EVENTS,
+    OF_TRANSPORTS,
+    as_frame,
+    as_rows,
+    can_affect_neighbours,
+    rows_of_table,
+)
 from dmsg.analytics.parquet import TEXTS, Part, arrow_schema, column_bytes, write_part
 from dmsg.analytics.rewrites import in_files
-from dmsg.analytics.schemas import BRONZE, DAY_MS, GOLD, SILVER
+from dmsg.analytics.schemas import BRONZE, GOLD, SILVER
 from dmsg.analytics.table_plans import daily_tables, silver_tables
 from dmsg.analytics.views import VIEWS
 
@@ -133,16 +141,6 @@ def shard_of(column: str, count: int) -> Expression:
     return ((F.xxhash64(column) % count) + count) % count
 
 
-def prepare_worker() -> None:
-    """Limit the threads and the memory of Arrow in a Python worker of Spark."""
-    # A single thread is enough for Arrow in each worker, because Spark runs as many workers as there are cores.
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
-    # Arrow's own pool returns the memory of each block to the operating system, and gets it back for the next block.
-    # With the system's pool, a worker needs less CPU time and less memory.
-    pa.set_memory_pool(pa.system_memory_pool())
-
-
 # --- division by shards ---
 
 
@@ -156,18 +154,16 @@ def divide_files(job: Job, groups: Iterable[Sequence[File]]) -> Iterator[Piece]:
     numbers = {day: number for number, day in enumerate(job.all_days)}
     for file in (file for files in groups for file in files):
         family, day = file.values["family"], file.values["dt"]
-        around = [numbers[one] for one in _neighbours(day) if one in numbers and family in OF_TRANSPORTS]
+        neighbours = set(days_around([day])) - {day} if family in OF_TRANSPORTS else ()
+        around = [number for one, number in numbers.items() if one in neighbours]
         for rows in read_columns(storage, file, _COLUMNS[family], job.most_bytes):
             if day in numbers:
                 yield from _divide(job, numbers[day], rows, family, day)
             if around:
-                near = rows.filter(_is_near(rows))
+                former = rows["former"] if "former" in rows.column_names else None
+                near = rows.filter(can_affect_neighbours(rows["ts"], former))
                 for number in around:
                     yield from _divide(job, number, near, family, day)
-
-
-def _neighbours(day: str) -> list[str]:
-    return [str(date.fromisoformat(day) + timedelta(step)) for step in (-1, 1)]
 
 
 def bronze_storage(root: str) -> pafs.FileSystem:
@@ -206,14 +202,6 @@ def _of_one_form(column: pa.ChunkedArray, name: str) -> pa.Array:
     if _FIELDS[name].type in TEXTS:
         return values if values.type == _DICTIONARY else values.cast(pa.string()).dictionary_encode()
     return values.cast(_FIELDS[name].type)
-
-
-def _is_near(rows: pa.Table) -> pa.Array:
-    """Return for each event or receipt whether it is near midnight, or was sent after a restart. Only these can affect
-    a neighbouring day."""
-    of_day = pc.subtract(rows["ts"], pc.multiply(pc.divide(rows["ts"], DAY_MS), DAY_MS))
-    near = pc.or_(pc.less(of_day, MIDNIGHT_MS), pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS))
-    return pc.or_(near, pc.fill_null(rows["former"], False)) if "former" in rows.column_names else near
 
 
 def _divide(job: Job, number: int, rows: pa.Table, family: str, day: str) -> Iterator[Piece]:

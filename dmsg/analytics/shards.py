@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,13 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from dmsg.analytics import bronze, memory_tables
 from dmsg.analytics.changes import Changes, days_around
 from dmsg.analytics.data_files import File, run_directory
+from dmsg.analytics.executors import ExecutorsFailed, collect, divide_evenly
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_tables import OF_TRANSPORTS, as_rows, rows_of_table
 from dmsg.analytics.number_tasks import NumberJob, add_sums, count_numbers, select_numbers, sum_files
@@ -95,16 +95,14 @@ def run_tasks(
     if is_connect(session):
         return None
     context = session.sparkContext
-    groups = _groups(files, context.defaultParallelism)
+    count = max(context.defaultParallelism, sum(map(_row_count, files)) // FILE_GROUP_ROWS)
+    groups = divide_evenly(files, _row_count, count)
     try:
         pieces = context.parallelize(groups, len(groups)).mapPartitions(divide)
-        found: list[Any] = pieces.partitionBy(partitions, int).mapPartitionsWithIndex(compute).collect()
-    except (PySparkException, Py4JError) as error:
-        # The machines of a cluster may lack Python, pyarrow or dmsg. Files that were already written do no harm,
-        # because the table's log does not name them.
-        _log.warning("executors cannot compute tables with Arrow, so Spark does: %s", str(error).splitlines()[0])
+        return collect(pieces.partitionBy(partitions, int).mapPartitionsWithIndex(compute))
+    except ExecutorsFailed as error:
+        _log.warning("executors cannot compute tables with Arrow, so Spark does: %s", error)
         return None
-    return found
 
 
 def run_job(spark: Callable[[], SparkSession], job: Job, files: Sequence[File]) -> Result | None:
@@ -129,17 +127,16 @@ def run_job(spark: Callable[[], SparkSession], job: Job, files: Sequence[File]) 
     return Result(tables, too_large)
 
 
-def _groups(files: Iterable[File], least: int) -> list[list[File]]:
-    """Divide files into groups of about the same number of rows."""
-    files = sorted(files, key=lambda one: -(one.rows or 0))
-    count = max(1, min(len(files), max(least, sum(one.rows or 0 for one in files) // FILE_GROUP_ROWS)))
-    groups: list[list[File]] = [[] for _ in range(count)]
-    sizes = [0] * count
+def _row_count(file: File) -> int:
+    return file.rows or 0
+
+
+def _rows_by_family_and_day(files: Iterable[File]) -> Counter[tuple[str, str]]:
+    """Return the numbers of rows of files of bronze."""
+    counts: Counter[tuple[str, str]] = Counter()
     for file in files:
-        least_full = sizes.index(min(sizes))
-        groups[least_full].append(file)
-        sizes[least_full] += file.rows or 0
-    return groups
+        counts[file.values["family"], file.values["dt"]] += _row_count(file)
+    return counts
 
 
 class LargeDays:
@@ -170,11 +167,11 @@ class LargeDays:
         if not lake.local:
             return False
         chosen = set(days)
-        counts: dict[tuple[str, str], int] = {}
-        for file in lake.table("", "bronze").files():
-            family, day = file.values["family"], file.values["dt"]
-            if family in OF_TRANSPORTS and day in chosen:
-                counts[family, day] = counts.get((family, day), 0) + (file.rows or 0)
+        counts = _rows_by_family_and_day(
+            file
+            for file in lake.table("", "bronze").files()
+            if file.values["family"] in OF_TRANSPORTS and file.values["dt"] in chosen
+        )
         if memory:
             return max(counts.values(), default=0) > memory_tables.MEMORY_ROWS
         return sum(counts.values()) >= LARGE_ROWS
@@ -187,7 +184,7 @@ class LargeDays:
             for file in self._lake.table("", "bronze").files()
             if file.values["family"] in FAMILIES and file.values["dt"] in chosen
         ]
-        count = sum(file.rows or 0 for file in files)
+        count = sum(map(_row_count, files))
         schema = arrow_schema(SUMS.schema)
         job = NumberJob(self._lake.root, max(1, count // SUMMED_ROWS), memory_tables.MEMORY_BYTES, schema.empty_table())
         found = run_tasks(
@@ -272,10 +269,7 @@ class LargeDays:
             for file in self._lake.table("", "bronze").files()
             if file.values["dt"] in wanted.get(file.values["family"], ())
         ]
-        counts: dict[tuple[str, str], int] = {}
-        for file in files:
-            key = file.values["family"], file.values["dt"]
-            counts[key] = counts.get(key, 0) + (file.rows or 0)
+        counts = _rows_by_family_and_day(files)
         most_rows = memory_tables.MEMORY_ROWS
         of_shard = max(1, min(SHARD_ROWS, most_rows // 2))
         shards = -(-max((count for (_, day), count in counts.items() if day in every), default=1) // of_shard)
