@@ -7,9 +7,12 @@ such as ``/tmp``, another user could create a file with the name of a partial fi
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
+import struct
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +22,8 @@ from dmsg.apps.exposure import check_directory, check_target
 HELD_DIRECTORIES = 8
 """Maximum number of directories that a :class:`Descent` keeps open, however long its path is."""
 WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+_GET_GENERATION = 0x80007601 | struct.calcsize("l") << 16
+"""Request ``FS_IOC_GETVERSION`` of ``linux/fs.h``."""
 _SEARCH = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -97,6 +102,24 @@ class Descent:
         kept, self._open_directories, self._parts = self._open_directories, {}, ()
         for descriptor in kept.values():
             os.close(descriptor)
+
+
+def generation_of(descriptor: int) -> int:
+    """Return the generation of an open file's inode: a number of 32 bits that tells the file apart from others that had
+    the same inode before.
+
+    Some file systems, such as ext4, give the inode of a removed file to the next new one.
+
+    :returns: 0 if the file system does not tell.
+    """
+    if sys.platform != "linux":
+        return 0
+    try:
+        found = fcntl.ioctl(descriptor, _GET_GENERATION, bytes(struct.calcsize("l")))
+    except OSError:
+        return 0
+    # The kernel writes an int, although the request names a long.
+    return int.from_bytes(found[:4], sys.byteorder)
 
 
 def new_file(at: int, name: str) -> int:

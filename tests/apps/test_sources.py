@@ -87,6 +87,12 @@ class ChangeCase(TestCase):
             path.with_name("new").write_bytes(bytes(SIZE + 1))
             path.with_name("new").rename(path)
 
+        def another_twice(path: Path) -> None:
+            """The second file gets the inode of the offered one, if the file system uses inodes again."""
+            for more in (2, 1):
+                path.with_name("new").write_bytes(bytes(SIZE + more))
+                path.with_name("new").rename(path)
+
         return [
             (lambda path: os.truncate(path, 10), "it has 10 bytes now, and had 2,000,000"),
             (lambda path: os.truncate(path, 0), "it has 0 bytes now"),
@@ -94,6 +100,7 @@ class ChangeCase(TestCase):
             (link, ""),
             (pipe, "it is no longer a file"),
             (another, "it has 2,000,001 bytes now"),
+            (another_twice, "it has 2,000,001 bytes now"),
         ]
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from dmsg.apps.descriptors import Descent, open_within
+from dmsg.apps.descriptors import Descent, generation_of, open_within
 from dmsg.apps.exposure import OwnFile, OwnFiles, check_directory, has_dot, own_files
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE, LINK, MODE_MASK, CheckedItems, Item, parts_of, stays_inside
 from dmsg.apps.parcels.wire import THINGS_LIMIT, fits_into_message
@@ -45,6 +45,8 @@ class WalkResult:
     :ivar checked: manifest of the entries to send.
     :ivar tops: local path of each top-level item, by the name under which it is sent.
     :ivar inodes: inodes of the entries, in the order of the manifest.
+    :ivar generations: generations of the inodes (:func:`~dmsg.apps.descriptors.generation_of`), in the same order; 0
+        for directories and links.
     :ivar contents: contents of files whose sizes the system does not report, by index of the entry.
     :ivar left_out: paths that are not sent, such as links that lead out of their tree, devices and sockets.
     :ivar dotted: paths that are not sent because the name begins with a dot.
@@ -57,6 +59,7 @@ class WalkResult:
     checked: CheckedItems = field(default_factory=CheckedItems)
     tops: dict[str, Path] = field(default_factory=dict)
     inodes: array[int] = field(default_factory=lambda: array("Q"))
+    generations: array[int] = field(default_factory=lambda: array("L"))
     contents: dict[int, bytes] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     dotted: list[str] = field(default_factory=list)
@@ -87,9 +90,10 @@ class WalkResult:
         finally:
             os.close(at)
 
-    def add(self, entry: Item, inode: int, content: bytes | None = None) -> None:
+    def add(self, entry: Item, inode: int, generation: int = 0, content: bytes | None = None) -> None:
         """Add an entry to the manifest.
 
+        :param generation: generation of a file's inode.
         :param content: content of a file whose size the system does not report, else None.
         :raises TransferError: the entry contradicts those before it, or a limit is exceeded.
         """
@@ -101,6 +105,7 @@ class WalkResult:
             self.contents[len(self.inodes)] = content
         self.checked.add(entry)
         self.inodes.append(inode)
+        self.generations.append(generation)
 
 
 class OfferedFiles:
@@ -129,8 +134,9 @@ class OfferedFiles:
         except TransferError:
             raise SourceChanged(f"{entry.path} changed after it was offered: it is no longer a file") from None
         status = os.fstat(file.fileno())
-        replaced = status.st_ino != self._walked.inodes[index] and status.st_size != entry.size
-        if replaced or status.st_size < entry.size:
+        offered = self._walked.inodes[index], self._walked.generations[index]
+        is_other = (status.st_ino, generation_of(file.fileno())) != offered
+        if status.st_size < entry.size or (is_other and status.st_size != entry.size):
             file.close()
             raise resized_error(entry.path, status.st_size, entry.size)
         return file
@@ -229,8 +235,10 @@ def _add_file(walked: WalkResult, source: str, path: str, at: int, own: OwnFiles
     with open_regular(source, path, at, own=own) as file:
         status = os.fstat(file.fileno())
         content = content_of_unmeasured(file, status, path)
+        generation = generation_of(file.fileno())
     size = status.st_size if content is None else len(content)
-    walked.add(Item(path, FILE, size, status.st_mode & MODE_MASK, max(0, status.st_mtime_ns)), status.st_ino, content)
+    item = Item(path, FILE, size, status.st_mode & MODE_MASK, max(0, status.st_mtime_ns))
+    walked.add(item, status.st_ino, generation, content)
 
 
 def _add_directory(walked: WalkResult, source: Path, name: str, at: int) -> None:
