@@ -88,3 +88,25 @@ def cancellable(asking: Deferred[T]) -> Deferred[T]:
 
     asking.addBoth(ended)
     return answer
+
+
+def detached(going: Deferred[T]) -> Deferred[T]:
+    """Return a Deferred with the result of ``going``. If it is cancelled, ``going`` and its callbacks go on, and the
+    result is dropped.
+
+    A client that disconnects cancels its request. What the request has changed must be counted nevertheless.
+    """
+    wanted = True
+
+    def drop(_: Deferred[T]) -> None:
+        nonlocal wanted
+        wanted = False
+
+    answer: Deferred[T] = Deferred(drop)
+
+    def ended(result: T | Failure) -> None:
+        if wanted:
+            answer.callback(result)
+
+    going.addBoth(ended)
+    return answer

@@ -38,7 +38,7 @@ from dmsg.discovery.entries.rules import Terms, decode_deletion
 from dmsg.discovery.service.delegations import Delegations
 from dmsg.discovery.service.nameplates import Nameplates, NameplatesInUse
 from dmsg.discovery.service.responses import entry_response, json_response, list_response
-from dmsg.discovery.service.server_quota import ServerQuota
+from dmsg.discovery.service.server_quota import ServerQuota, TooManyServers
 from dmsg.discovery.service.settings import (
     CLIENT_TTL,
     DEFAULTS,
@@ -54,6 +54,7 @@ from dmsg.discovery.store.measured import MeasuredStore, StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import block_of, is_public
+from dmsg.net.pending import detached
 from dmsg.net.web.routes import QuickKlein
 from dmsg.net.web.site import Requesters, answer, answer_http_error
 from dmsg.pages.access import LOCAL_ONLY, NOT_PUBLIC
@@ -75,10 +76,6 @@ WROTE_NEXT = "wrote new entry iteration"
 
 
 _Route = TypeVar("_Route", bound=Callable[..., bytes | Deferred[bytes]])
-
-
-class TooManyServers(Exception):
-    """Error: the address that posted a server's entry has already posted the maximum number of servers."""
 
 
 def _path_key(text: str) -> str:
@@ -177,10 +174,7 @@ class DiscoveryAPI:
         entry = dialect.decode_verified(request.content.read())
         _check_size(entry)
         poster = self.client_of(request)
-        if entry.server is not None:
-            refusal = self._quota.refusal(entry.static, poster, self._now())
-            if refusal is not None:
-                raise TooManyServers(refusal)
+        place = None if entry.server is None else self._quota.reserve(entry.static, poster, self._now())
         terms = self._terms(entry, dialect, poster)
 
         def posted(first: bool) -> bytes:
@@ -189,13 +183,19 @@ class DiscoveryAPI:
             self._telemetry.posted(entry, result)
             if entry.client is not None:
                 self.delegations.posted(entry.static, entry.client.delegated_servers, self._now())
-            if entry.server is not None:
-                self._quota.count(entry.static, poster, self._now())
+            if place is not None:
+                place.accept(self._now())
                 if self._checks is not None:
                     self._checks()
             return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
-        return self._store.ask(self._entries.post, entry, self._now(), terms).addCallback(posted)
+        def refused(failure: Failure) -> Failure:
+            if place is not None:
+                place.release()
+            return failure
+
+        asked = self._store.ask(self._entries.post, entry, self._now(), terms)
+        return detached(asked.addCallbacks(posted, refused))
 
     def _terms(self, entry: Entry, dialect: Dialect, poster: str) -> Terms:
         """Return the conditions under which the store keeps an entry. They depend on the entry's features and on its
@@ -273,7 +273,7 @@ class DiscoveryAPI:
             self._telemetry.deleted(key, deletion)
             return answer(request, 200, "deleted the entry")
 
-        return self._store.ask(self._entries.delete, deletion, self._now()).addCallback(deleted)
+        return detached(self._store.ask(self._entries.delete, deletion, self._now()).addCallback(deleted))
 
     @_on_all(Dialect.SEED.available, methods=["GET"])
     def get_available_servers(self, request: IRequest) -> Deferred[bytes]:

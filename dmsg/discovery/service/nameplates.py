@@ -39,6 +39,7 @@ from dmsg.discovery.store.measured import MeasuredStore
 from dmsg.errors import EntryNotFound
 from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.pending import detached
 from dmsg.net.web.site import answer
 from dmsg.telemetry.metrics import Metrics
 
@@ -115,7 +116,7 @@ class Nameplates:
             return _json(request, {"nameplate": number, "lasts": int(NAMEPLATE_LIFETIME)})
 
         asked = self._store.ask(self._nameplates.claim, static, numbers, place, most, now, now + NAMEPLATE_LIFETIME)
-        return asked.addCallback(claimed)
+        return detached(asked.addCallback(claimed))
 
     def _forget(self) -> None:
         """Forget expired claims. They are at the front of the dictionary, because it is ordered by time of claim and
@@ -180,7 +181,7 @@ class Nameplates:
             self._drop(release.static)
             return answer(request, 200, "released the nameplate")
 
-        return asked.addCallbacks(released, absent)
+        return detached(asked.addCallbacks(released, absent))
 
 
 def _number(text: str) -> int:

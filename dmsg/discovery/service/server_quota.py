@@ -22,6 +22,10 @@ FORGOTTEN_AFTER = 3600.0
 """Seconds after its last POST for which a server is counted."""
 
 
+class TooManyServers(Exception):
+    """Error: the address that posted a server's entry has already posted the maximum number of servers."""
+
+
 class ServerQuota:
     """Counter of servers by the address block of their poster."""
 
@@ -29,31 +33,41 @@ class ServerQuota:
         self._servers: OrderedDict[str, tuple[str, float]] = OrderedDict()
         self._counts = BlockCounts()
 
-    def refusal(self, static: str, poster: str, now: float) -> str | None:
-        """Return the reason why a server exceeds the quota of its poster, or None if it does not.
+    def reserve(self, static: str, poster: str, now: float) -> Reservation:
+        """Reserve a place for a server until the store has decided about its entry. Without reservations, the entries
+        that arrive before the first decision could exceed the quota together.
 
         :param poster: IP address from which the entry was posted.  Addresses that are not public have no quota.
+        :raises TooManyServers: the server exceeds the quota of its poster.
         """
         self._forget(now)
         block = _counted_as(poster)
         if block is None or self._servers.get(static, ("",))[0] == block:
-            return None
+            return Reservation(self, static, block, None)
         crowded = self._counts.crowded_block(block, MAX_PER_POSTER)
-        return f"too many servers from {crowded}" if crowded else None
+        if crowded:
+            raise TooManyServers(f"too many servers from {crowded}")
+        self._counts.add(block)
+        return Reservation(self, static, block, block)
 
-    def count(self, static: str, poster: str, now: float) -> None:
-        """Count a server whose entry was accepted.
+    def settle(self, reservation: Reservation, now: float | None) -> None:
+        """Give back the place of a reservation, and count the server if its entry was accepted.
 
         Only accepted entries are counted. Otherwise anybody could replay a server's old entry from another address, and
         the server would be counted for that address.
+
+        :param now: time at which the entry was accepted; None if it was not.
         """
-        before = self._servers.pop(static, None)
+        if reservation.reserved is not None:
+            self._counts.remove(reservation.reserved)
+        if now is None:
+            return
+        before = self._servers.pop(reservation.static, None)
         if before is not None:
             self._uncount(before)
-        block = _counted_as(poster)
-        if block is not None:
-            self._servers[static] = block, now
-            self._counts.add(block)
+        if reservation.block is not None:
+            self._servers[reservation.static] = reservation.block, now
+            self._counts.add(reservation.block)
         self._forget(now)
 
     def _forget(self, now: float) -> None:
@@ -67,6 +81,28 @@ class ServerQuota:
     def _uncount(self, server: tuple[str, float]) -> None:
         block, _ = server
         self._counts.remove(block)
+
+
+class Reservation:
+    """Place of a server whose entry the store has not decided about yet.
+
+    :ivar block: address block for which the server is counted if its entry is accepted; None if it is not counted.
+    :ivar reserved: address block in which the place is taken; None if the server needs no further place there.
+    """
+
+    __slots__ = ("_quota", "block", "reserved", "static")
+
+    def __init__(self, quota: ServerQuota, static: str, block: str | None, reserved: str | None) -> None:
+        self._quota = quota
+        self.static, self.block, self.reserved = static, block, reserved
+
+    def accept(self, now: float) -> None:
+        """Count the server, because the store has accepted its entry."""
+        self._quota.settle(self, now)
+
+    def release(self) -> None:
+        """Give back the place, because the store has not accepted the entry."""
+        self._quota.settle(self, None)
 
 
 def _counted_as(poster: str) -> str | None:

@@ -9,15 +9,19 @@ from typing import Any, cast
 
 from treq.testing import StubTreq
 from twisted.internet.defer import fail
+from twisted.internet.error import ConnectionDone
 from twisted.internet.task import Clock
-from twisted.internet.testing import EventLoggingObserver
+from twisted.internet.testing import EventLoggingObserver, StringTransport
 from twisted.logger import globalLogPublisher
+from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
+from twisted.web.server import Site
 
 from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.entries.rules import Deletion, Terms
 from dmsg.discovery.service.api import DiscoveryAPI
+from dmsg.discovery.service.server_quota import MAX_PER_POSTER
 from dmsg.discovery.service.settings import (
     CLIENT_TTL,
     ENTRY_TTL,
@@ -27,6 +31,7 @@ from dmsg.discovery.service.settings import (
 )
 from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.keys import SecKey
+from dmsg.net.turn_end import at_turn_end
 from dmsg.telemetry.metrics import Metrics
 from tests.discovery.entries.test_entry import MALFORMED
 from tests.support import vectors
@@ -118,6 +123,56 @@ class GoVectorTests(APICase):
                 self.assertEqual(answer.decode(), case["response"], name)
             replayed += 1
         self.assertGreater(replayed, 75)
+
+
+class SlowStoreTests(APICase):
+    """POSTs that arrive before the store has decided about the first one."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.store = SQLiteStore(self.mktemp(), at_turn_end=at_turn_end(self.clock))
+        self.addCleanup(lambda: self.store.close())
+        self.api = DiscoveryAPI(self.clock, self.store, lambda: self.now, self.metrics)
+        self.api.client_of = cast(Any, lambda request: "8.8.8.8")
+        self.http = StubTreq(self.api.resource())
+
+    def start(self, method: str, path: str, body: bytes) -> Any:
+        """Return the Deferred of a request."""
+        return cast(Any, self.http).request(method, f"http://discovery{path}", data=body)
+
+    def post_servers(self, numbers: range) -> list[Any]:
+        names = [b"%d" % number for number in numbers]
+        return [self.start("POST", "/discovery/entries", self.server_entry(name).to_json()) for name in names]
+
+    def finish(self, *requests: Any) -> list[int]:
+        self.clock.advance(0)
+        self.http.flush()
+        return [self.successResultOf(one).code for one in requests]
+
+    def test_together_they_do_not_exceed_the_quota(self) -> None:
+        posts = self.post_servers(range(MAX_PER_POSTER + 2))
+        self.assertEqual(self.finish(*posts), [200] * MAX_PER_POSTER + [429] * 2)
+
+    def test_a_post_that_the_store_refuses_frees_its_place(self) -> None:
+        first = self.post_servers(range(1))
+        again = self.post_servers(range(1))
+        self.assertEqual(self.finish(*first, *again), [200, 422])
+        posts = self.post_servers(range(1, MAX_PER_POSTER + 1))
+        self.assertEqual(self.finish(*posts), [200] * (MAX_PER_POSTER - 1) + [429])
+
+    def test_servers_of_clients_that_disconnect_count(self) -> None:
+        """Also those of requests that only Klein understands: their Host header has a strange character."""
+        site = Site(self.api.resource(), reactor=self.clock)
+        for number in range(MAX_PER_POSTER):
+            channel: Any = site.buildProtocol(None)
+            channel.makeConnection(StringTransport())
+            body, host = self.server_entry(b"%d" % number).to_json(), b"x_" if number % 2 else b"x"
+            head = b"POST /discovery/entries HTTP/1.1\r\nHost: %s\r\nContent-Length: %d\r\n\r\n" % (host, len(body))
+            channel.dataReceived(head + body)
+            channel.connectionLost(Failure(ConnectionDone()))
+        self.clock.advance(0)
+        self.assertEqual(self.successResultOf(self.store.count()), MAX_PER_POSTER)
+        self.assertEqual(self.finish(*self.post_servers(range(99, 100))), [429])
 
 
 class SeedPathTests(APICase):

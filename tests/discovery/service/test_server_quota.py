@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.discovery.service import server_quota as quota_module
-from dmsg.discovery.service.server_quota import FORGOTTEN_AFTER, MAX_PER_POSTER, ServerQuota
+from dmsg.discovery.service.server_quota import FORGOTTEN_AFTER, MAX_PER_POSTER, ServerQuota, TooManyServers
 
 
 class QuotaTests(SynchronousTestCase):
@@ -16,10 +16,15 @@ class QuotaTests(SynchronousTestCase):
     def post(self, number: int, poster: str = "8.8.8.8", now: float = 0.0, taken: bool = True) -> str | None:
         """:param taken: by the store."""
         static = f"{number:066x}"
-        refusal = self.quota.refusal(static, poster, now)
-        if refusal is None and taken:
-            self.quota.count(static, poster, now)
-        return refusal
+        try:
+            place = self.quota.reserve(static, poster, now)
+        except TooManyServers as refusal:
+            return str(refusal)
+        if taken:
+            place.accept(now)
+        else:
+            place.release()
+        return None
 
     def test_one_address_has_a_limited_number_of_servers(self) -> None:
         self.assertEqual([self.post(number) for number in range(MAX_PER_POSTER)], [None] * MAX_PER_POSTER)
