@@ -229,6 +229,11 @@ class SpliceFactory(Factory):
         """Number of incoming connections that are open now."""
         return len(self._halves)
 
+    @property
+    def second_transports(self) -> list[ApplicationTransport]:
+        """Transports of the second connections that are open now."""
+        return [transport_of(half.partner) for half in self._halves if half.partner is not None]
+
     def _make_room(self, newcomer: Hashable) -> bool:
         """Make room for a new connection by aborting another one.
 

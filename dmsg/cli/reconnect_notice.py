@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from twisted.internet.task import LoopingCall
 
@@ -43,18 +44,55 @@ def watch_connection(
     :param resume_timeout: seconds after which a lost stream ends.
     :param print_notice: function that prints a notice.
     """
-    away = False
+    texts = Texts(
+        "the other side is away; waiting for it until {until}, Ctrl-C gives up", "the other side is back", None
+    )
+    with watch_connections(reactor, lambda: (transport_of(),), resume_timeout, print_notice, texts):
+        yield
+
+
+class Texts(NamedTuple):
+    """Texts of the notices about streams.
+
+    :ivar away: at least one stream has lost its connection; contains ``{until}``.
+    :ivar back: all lost streams that are left have a connection again.
+    :ivar ended: all lost streams have ended; None for no notice.
+    """
+
+    away: str
+    back: str
+    ended: str | None
+
+
+@contextmanager
+def watch_connections(
+    reactor: Reactor,
+    transports_of: Callable[[], Iterable[object]],
+    resume_timeout: float,
+    print_notice: Callable[[str], None],
+    texts: Texts,
+) -> Iterator[None]:
+    """Context manager that prints the notices of :func:`watch_connection` about all streams together.
+
+    :param transports_of: function that returns the streams which are open now.
+    """
+    lost: set[object] = set()
 
     def look() -> None:
-        nonlocal away
-        since = getattr(transport_of(), "away_since", None)
-        if not away and since is not None and (gone := reactor.seconds() - since) >= NOTICE_AFTER:
-            away = True
-            until = clock_time(max(0.0, resume_timeout - gone))
-            print_notice(f"the other side is away; waiting for it until {until}, Ctrl-C gives up")
-        elif away and since is None:
-            away = False
-            print_notice("the other side is back")
+        nonlocal lost
+        now, present = reactor.seconds(), set(transports_of())
+        gone = {one: since for one in present if (since := getattr(one, "away_since", None)) is not None}
+        longest = now - min(gone.values(), default=now)
+        if not lost and longest >= NOTICE_AFTER:
+            print_notice(texts.away.format(until=clock_time(max(0.0, resume_timeout - longest))))
+        elif lost and not gone:
+            text = texts.back if lost & present else texts.ended
+            if text is not None:
+                print_notice(text)
+        if not gone:
+            lost = set()
+        elif lost or longest >= NOTICE_AFTER:
+            lost |= set(gone)
 
     looking = LoopingCall(look)
     looking.clock = reactor

@@ -9,7 +9,7 @@ import click
 from dmsg.cli.access import Access, AllowOption, allow_option, describe_reach
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
-from dmsg.cli.output import describe, say, tell
+from dmsg.cli.output import describe, notice, say, tell
 from dmsg.cli.params import ADDRESS, client_options, timeout_option
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
 
     from dmsg.apps.splice import SpliceFactory
     from dmsg.cli.client_run import run, serve_until_interrupted, with_client
+    from dmsg.cli.reconnect_notice import Texts, resume_timeout_of, watch_connections
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -55,7 +56,15 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
             here = f"{interface}:{port.getHost().port}"
             tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address), **describe_reach(interface))
-            await serve_until_interrupted(port)
+            name = address.public_key.short
+            texts = Texts(
+                f"{name} is away; its connections wait for it until {{until}}",
+                f"{name} is back",
+                f"{name} did not come back; its connections have ended",
+            )
+            waits = resume_timeout_of(client)
+            with watch_connections(reactor, lambda: factory.second_transports, waits, notice, texts):
+                await serve_until_interrupted(port)
 
         await with_client(reactor, settings, use, peer=address.public_key)
 
