@@ -6,12 +6,13 @@ A package that came along with somebody else's tools is missed on a fresh machin
 """
 
 import ast
+import re
 import sys
+from collections.abc import Iterator
 from configparser import ConfigParser
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from re import match
 
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -21,20 +22,48 @@ STUBS = {"_typeshed"}
 """Modules that only type checkers have."""
 
 
+IMPORT = re.compile(r"^.*?\b(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+(.*))", re.MULTILINE)
+"""Text that may be an import; it may also be in a string."""
+
+
+def possible(source: str) -> set[str]:
+    """Return the first words of all modules that a source may import, and more."""
+    found: set[str] = set()
+    for module, modules in IMPORT.findall(source):
+        found.update(name.strip().partition(" ")[0].partition(".")[0] for name in (module or modules).split(","))
+    return found
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements of a module. No import is in an expression, and most nodes are."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for node in getattr(tree, name, ()):
+            yield node
+            yield from statements(node)
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the top-level modules that a module imports."""
+    for node in statements(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
 @cache
 def imported(folder: str) -> dict[str, str]:
     """Return each top-level module that is imported below a folder, with a file that imports it."""
     found: dict[str, str] = {}
+    known = sys.stdlib_module_names | OURS | STUBS
     for path in sorted((ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = [node.module]
-            for name in names:
-                found.setdefault(name.split(".")[0], str(path.relative_to(ROOT)))
-    return {name: path for name, path in found.items() if name not in sys.stdlib_module_names | OURS | STUBS}
+        source = path.read_text()
+        # Most files import nothing that is not known by now, and need not be parsed.
+        if possible(source) - known - set(found):
+            for name in imports(ast.parse(source)):
+                if name not in known:
+                    found.setdefault(name, str(path.relative_to(ROOT)))
+    return found
 
 
 @cache
@@ -53,7 +82,7 @@ def asked() -> dict[str, set[str]]:
     config.read(ROOT / "setup.cfg")
     lists = {"": config["options"]["install_requires"], **config["options.extras_require"]}
     return {
-        extra: {plain(found[0]) for line in text.splitlines() if (found := match(r"[A-Za-z][\w.-]*", line.strip()))}
+        extra: {plain(found[0]) for line in text.splitlines() if (found := re.match(r"[A-Za-z][\w.-]*", line.strip()))}
         for extra, text in lists.items()
     }
 

@@ -16,7 +16,10 @@ PACKAGE = Path(dmsg.__file__).parent
 def commands_of_python() -> Iterator[tuple[str, list[object]]]:
     """Iterate over the lists that begin with ``sys.executable``: where each is, and its constants behind that."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        source = path.read_text()
+        if "sys.executable" not in source:
+            continue
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.List | ast.Tuple) and node.elts and ast.unparse(node.elts[0]) == "sys.executable":
                 constants: list[object] = [
                     one.value if isinstance(one, ast.Constant) else None for one in node.elts[1:]
