@@ -74,10 +74,10 @@ class EntityCase(TestCase):
         return client
 
     async def until(self, condition: Any, timeout: float = TIMEOUT) -> Any:
-        """Wait for the condition to become true; the condition is checked after each turn of the reactor."""
+        """Wait for the condition to become true; the condition is checked a hundred times a second."""
         deadline = reactor.seconds() + timeout
         while not (result := condition()):
             if reactor.seconds() > deadline:
                 self.fail(f"did not happen within {timeout} s")
-            await deferLater(reactor, 0.005)
+            await deferLater(reactor, 0.01)
         return result

@@ -20,9 +20,9 @@ from tests.support import asynchronous
 
 class _Collector(Protocol):
     def __init__(self) -> None:
-        self.data = b""
+        self.data = bytearray()  # Sixteen megabytes of bytes would be copied with each piece.
         self.first: Deferred[bytes] = Deferred()
-        self.ended: Deferred[bytes] = Deferred()
+        self.ended: Deferred[bytearray] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
         self.data += data
