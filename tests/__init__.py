@@ -1,12 +1,18 @@
 """The tests of dmsg; run by trial."""
 
 import os
+import signal
 import sys
 
 from hypothesis import HealthCheck, settings
 
 from tests.durations import measure_worker
 from tests.forking import install
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # In the background of a script, a run ignores SIGINT. Programs that tests start would inherit that, and Ctrl-C
+    # would not end them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if "workertrial" in sys.argv[0]:
     # Trial's workers are measured, but not the programs that tests start: measuring those, too, would cost half as

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.cli.test_commands import CommandCase
+from tests.forking import FORKED
 from tests.support import asynchronous
 
 HEAD = """
@@ -28,7 +29,7 @@ class ProgramCase(CommandCase):
         """Run a program with the URL of a discovery; return its output after checking that it has ended well."""
         url = await self.start_discovery()
         await self.start_server(f"--discovery={url}")
-        command = self.start(url, code=self.head + program, **environment)
+        command = self.start(url, code=FORKED + self.head + program, **environment)
         status = await command.ended
         self.assertEqual((status, command.err.decode()), (0, ""))
         return command.out.decode()

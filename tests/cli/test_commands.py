@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import pty
 import re
+import struct
 import sys
+import termios
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,11 +74,14 @@ class CommandCase(EntityCase):
         """
         command = Command()
         argv = [sys.executable, "-c", COMMAND, *arguments]
-        columns, rows = map(str, size)
-        terminal = {"COLUMNS": columns, "LINES": rows, "TERM": "xterm"}
-        env = {**os.environ, **terminal, "DMSG_CONFIG": "config.toml", **(environment or {})}
+        env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        env |= {"TERM": "xterm-256color", "DMSG_CONFIG": "config.toml", **(environment or {})}
         run: Any = reactor.spawnProcess
-        process = run(command, sys.executable, argv, env=env, path=str(self.directory), usePTY=True)
+        master, slave = pty.openpty()
+        columns, rows = size
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        terminal = (master, slave, "")
+        process = run(command, sys.executable, argv, env=env, path=str(self.directory), usePTY=terminal)
         self._end_with_test(command, process)
         return command, process
 

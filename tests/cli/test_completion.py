@@ -6,22 +6,22 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-from twisted.trial.unittest import SkipTest, SynchronousTestCase
+from twisted.trial.unittest import SkipTest
 
 from dmsg.clients.address_book import AddressBook
 from dmsg.clients.groups import Groups
 from dmsg.keys import SecKey
+from tests.cli.test_commands import CommandCase
 from tests.forking import COMMAND
+from tests.support import asynchronous
 
 
-class CompletionTests(SynchronousTestCase):
+class CompletionTests(CommandCase):
     """Completion with an address book of two names."""
 
     def setUp(self) -> None:
-        self.directory = Path(self.mktemp())
-        self.directory.mkdir()
+        super().setUp()
         book = AddressBook(self.directory / "names")
         for name in ("alice", "albert", "bob"):
             book.add(name, SecKey.from_seed(name.encode()).public)
@@ -50,12 +50,16 @@ class CompletionTests(SynchronousTestCase):
             timeout=60,
         ).stdout
 
-    def completed(self, line: str) -> list[str]:
+    async def completed(self, line: str) -> list[str]:
+        """Return what the command prints in the environment in which bash calls it at Tab."""
         words = line.split(" ")
-        out = self.run_("dmsg", _DMSG_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+        environment = {"_DMSG_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+        status, out, err = await self.run_command(DMSG_NAMES="names", **environment)
+        self.assertEqual((status, err), (0, ""))
         return out.splitlines()
 
-    def test_commands_options_names_codes_and_files_are_completed(self) -> None:
+    @asynchronous
+    async def test_commands_options_names_codes_and_files_are_completed(self) -> None:
         key = SecKey.from_seed(b"bob").public
         for line, expected in (
             ("dmsg rec", ["plain,receive"]),
@@ -80,11 +84,12 @@ class CompletionTests(SynchronousTestCase):
             ("dmsg completion ", ["plain,bash", "plain,zsh", "plain,fish"]),
             ("dmsg ping --quie", ["plain,--quiet"]),
         ):
-            self.assertEqual(self.completed(line), expected, line)
+            self.assertEqual(await self.completed(line), expected, line)
 
-    def test_a_book_that_cannot_be_read(self) -> None:
+    @asynchronous
+    async def test_a_book_that_cannot_be_read(self) -> None:
         (self.directory / "names").write_text("nonsense\n")
-        self.assertEqual("".join(self.completed("dmsg ping al")), "")
+        self.assertEqual("".join(await self.completed("dmsg ping al")), "")
 
     def test_bash_completes_at_tab(self) -> None:
         script = (

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
-from fcntl import ioctl
-from termios import TIOCSWINSZ
 
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
@@ -73,33 +69,12 @@ class PageTests(CommandCase):
 class TerminalTests(ToolCase):
     """Colours and progress bars on a terminal."""
 
-    def on_terminal(self, width: int, *arguments: str, **environment: str) -> str:
+    async def on_terminal(self, width: int, *arguments: str, **environment: str) -> str:
         """Return the output of a command at a terminal of this width."""
-        master, slave = pty.openpty()
-        ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-        kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-        process = subprocess.Popen(
-            [*DMSG, *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=self.directory,
-            env={**kept, **self.environment, "TERM": "xterm-256color", "DMSG_CONFIG": "config.toml", **environment},
-            start_new_session=True,
-        )
-        os.close(slave)
-        out = b""
-        while True:
-            try:
-                data = os.read(master, 65536)
-            except OSError:
-                break
-            if not data:
-                break
-            out += data
-        os.close(master)
-        self.assertEqual(process.wait(60), 0, out)
-        return out.decode(errors="replace")
+        environment = {**self.environment, **environment}
+        command, _ = self.start_at_terminal(*arguments, environment=environment, size=(width, 24))
+        self.assertEqual(await command.ended, 0, command.out)
+        return command.out.decode(errors="replace")
 
     @asynchronous
     async def test_progress_bars_fit_in_one_line(self) -> None:
@@ -111,7 +86,7 @@ class TerminalTests(ToolCase):
         listening = self.tool("cp", "--listen", "inbox", "--writable", "--anyone", "--overwrite", "-k", "alice.key")
         await self.said(listening, "is at")
         for width in (30, 60, 120):
-            said = await deferToThread(self.on_terminal, width, "cp", name, "alice:")
+            said = await self.on_terminal(width, "cp", name, "alice:")
             self.assertIn("sha256", said)
             # Text that is drawn between two moves of the cursor is at most as wide as the terminal.
             for drawn in re.split(r"\r|\n|\x1b\[\d*[AK]", said.partition("sha256")[0]):
@@ -123,11 +98,11 @@ class TerminalTests(ToolCase):
     async def test_no_color_turns_colours_off(self) -> None:
         await self.network()
         colour = r"\x1b\[[0-9;]*m"
-        listing = await deferToThread(self.on_terminal, 120, "discovery", "list")
+        listing = await self.on_terminal(120, "discovery", "list")
         self.assertRegex(listing, colour)
         for name in ("discovery", "doctor"):
             arguments = (name, "list") if name == "discovery" else (name,)
-            said = await deferToThread(self.on_terminal, 120, *arguments, NO_COLOR="1")
+            said = await self.on_terminal(120, *arguments, NO_COLOR="1")
             self.assertNotRegex(said, r"\x1b\[[0-9;]*3[0-7]m", name)
 
 

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import pty
 import select
-import signal
 import socket
-import struct
-import subprocess
-import sys
-import time
-from fcntl import ioctl
-from pathlib import Path
-from termios import TIOCSWINSZ
 from typing import cast
 
 from rich.console import Console
-from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.fleet.entity_metrics import Snapshot, read, row
 from dmsg.cli.fleet.top_run import draw_table
 from tests.cli.test_commands import CommandCase
-from tests.forking import COMMAND
 from tests.net.support import LOOPBACK
 from tests.support import asynchronous
 
@@ -163,7 +151,7 @@ class TopTests(CommandCase):
         """The table fits any width of the terminal; Ctrl-C ends the command and restores the screen."""
         urls = await self.network()
         for width in (40, 80, 160):
-            text, status = await deferToThread(self.on_terminal, width, ["top", "--every", "0.5", *urls])
+            text, status = await self.on_terminal(width, ["top", "--every", "0.5", *urls])
             self.assertEqual(status, 130)
             self.assertIn("\x1b[?1049h", text)  # The program switches to the alternate screen and back.
             self.assertIn("\x1b[?1049l", text)
@@ -177,13 +165,13 @@ class TopTests(CommandCase):
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"
             told = ["top", "--every", "0.5", "--timeout", "1", url]
-            text, status = await deferToThread(self.on_terminal, 80, told)
+            text, status = await self.on_terminal(80, told)
             self.assertEqual(status, 130)
             self.assertIn("no answer", text)
         # The exit status is the same if Ctrl-C arrives during the first request, when nothing is shown yet.
         with socket.create_server(("127.0.0.1", 0)) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            text, status = await deferToThread(self.on_terminal, 80, ["top", "--timeout", "60", url], asked=silent)
+            text, status = await self.on_terminal(80, ["top", "--timeout", "60", url], asked=silent)
             self.assertEqual(status, 130)
 
     @asynchronous
@@ -196,35 +184,21 @@ class TopTests(CommandCase):
         self.assertEqual(status, 0)
         self.assertIn("1 watched, nothing wrong", out)
 
-    def on_terminal(self, width: int, arguments: list[str], asked: socket.socket | None = None) -> tuple[str, int]:
+    async def on_terminal(
+        self, width: int, arguments: list[str], asked: socket.socket | None = None
+    ) -> tuple[str, int]:
         """Output and status of the command, for which Ctrl-C is typed after three looks.
 
         :param asked: type Ctrl-C when a connection to this socket is there, instead.
         """
-        master, slave = pty.openpty()
-        ioctl(slave, TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND, *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=self.directory,
-            env={**environment, "DMSG_CONFIG": str(Path("config.toml")), "TERM": "xterm-256color"},
-            start_new_session=True,
-        )
-        os.close(slave)
-        out, until, typed = b"", time.monotonic() + 60, False
-        while time.monotonic() < until:
-            if select.select([master], [], [], 0.1)[0]:
-                try:
-                    data = os.read(master, 65536)
-                except OSError:
-                    break
-                out += data
-            ready = out.count(b"watched") >= 3 if asked is None else select.select([asked], [], [], 0)[0]
-            if ready and not typed:
-                typed = True
-                process.send_signal(signal.SIGINT)
-        os.close(master)
-        return out.decode(errors="replace"), process.wait(30)
+        command, process = self.start_at_terminal(*arguments, size=(width, 24))
+
+        def is_ready() -> bool:
+            if asked is None:
+                return command.out.count(b"watched") >= 3
+            return bool(select.select([asked], [], [], 0)[0])
+
+        await self.until(lambda: is_ready() or command.ended.called)
+        process.write(b"\x03")
+        status = await command.ended
+        return command.out.decode(errors="replace"), status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -187,16 +188,17 @@ class HostCase(CommandCase):
         raise AssertionError(f"no {pattern!r} in {command.out!r} {command.err!r}")
 
     def process_of(self, name: str) -> int:
-        """Process id of an entity, by its command line."""
-        for found in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = found.read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"dmsg-{name}".encode() in words and f"--metrics=tcp:{self.status + (name == 'discovery')}" in str(
-                words
-            ):
-                return int(found.parent.name)
+        """Process id of an entity, by the port of its status page. A forked process has no command line of its own."""
+        port = self.status + (name == "discovery")
+        (listening,) = (
+            fields[9]
+            for fields in map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:])
+            if fields[1] == f"0100007F:{port:04X}" and fields[3] == "0A"
+        )
+        for found in Path("/proc").glob("[0-9]*/fd/*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(found) == f"socket:[{listening}]":
+                    return int(found.parts[2])
         raise AssertionError(f"no process of {name}")
 
     async def until_gone(self, process: int) -> None:
