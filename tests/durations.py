@@ -21,22 +21,23 @@ FILE = "durations.jsonl"
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def _of_children() -> float:
-    """Return the processor seconds of the child processes that still run, such as the Java of Spark."""
-    spent = 0
-    for task in Path("/proc/self/task").glob("*/children"):
+def _of_children(process: int) -> float:
+    """Return the processor seconds of the descendants of a process that still run, such as the Java of Spark and the
+    Python workers of that Java."""
+    spent = 0.0
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
         try:
             for child in task.read_text().split():
                 fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
-                spent += sum(map(int, fields[11:15]))
+                spent += sum(map(int, fields[11:15])) / TICKS + _of_children(int(child))
         except OSError:
             continue  # The thread or the child has ended.
-    return spent / TICKS
+    return spent
 
 
 def _used() -> tuple[float, float]:
     """Return the seconds on the wall clock, and those of the processor with child processes included."""
-    spent = _of_children()
+    spent = _of_children(os.getpid())
     for which in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(which)
         spent += usage.ru_utime + usage.ru_stime

@@ -14,7 +14,9 @@ TESTS = ROOT / "tests"
 OUTSIDE = ("benchmarks", "contrib", "docs", "fuzz")
 """Directories whose tests are about files outside the package."""
 SCENARIOS = {
-    ".": "atomic_write delivery_before_errors dependencies forking metadata public rooms signed stalls targets",
+    ".": (
+        "atomic_write delivery_before_errors dependencies durations forking metadata public rooms signed stalls targets"
+    ),
     "agent": "socket",
     "aio": "server",
     "analytics": "spark",
