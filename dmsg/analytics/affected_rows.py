@@ -8,14 +8,15 @@ in memory, by the same rules as for a whole day. The new rows then replace the g
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import File
+from dmsg.analytics.delta import Delta
 from dmsg.analytics.parquet import WITHOUT_DICTIONARY, arrow_schema
 from dmsg.analytics.schemas import BRONZE, FAMILIES
 from dmsg.telemetry.schema import ENVELOPE, EVENTS
@@ -63,25 +64,35 @@ class Groups:
             for name in self.columns
         ]
 
-    def contains(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
-        """Return for each row whether it belongs to one of the groups.
+    def renamed(self, columns: Sequence[str]) -> Groups:
+        """Return the same groups for rows in which the columns have other names."""
+        found = copy(self)
+        found.columns = list(columns)
+        return found
 
-        :param columns: names that the columns of the groups have in ``rows``, if ``rows`` names them differently.
-        """
-        names = columns or self.columns
-        if len(names) == 1:
-            return pc.is_in(self._keys(rows, names), self._wanted)
-        # To join the texts of all rows is expensive. So a filter first drops each row with a text that occurs in the
-        # same column of no group.
-        may_belong = pa.repeat(pa.scalar(True, pa.bool_()), rows.num_rows)
-        for name, texts in zip(names, self._texts, strict=True):
-            may_belong = pc.and_(may_belong, _are_in(rows[name].combine_chunks(), texts))
-        places = pc.indices_nonzero(may_belong)
-        belongs = pc.is_in(self._keys(rows.select(names).take(places), names), self._wanted)
+    @property
+    def first_texts(self) -> pa.Array:
+        """Different texts in the first of the columns."""
+        return self._texts[0]
+
+    def contains(self, rows: pa.Table) -> pa.Array:
+        """Return for each row whether it belongs to one of the groups."""
+        if len(self.columns) == 1:
+            return _are_in(rows[self.columns[0]].combine_chunks(), self._wanted)
+        # To join the texts of all rows is expensive. So each row with a text that occurs in the same column of no group
+        # is first dropped, one column after the other.
+        left, places = rows.select(self.columns), None
+        for name, texts in zip(self.columns, self._texts, strict=True):
+            own = pc.indices_nonzero(_are_in(left[name].combine_chunks(), texts))
+            if len(own) < left.num_rows:
+                left, places = left.take(own), own if places is None else places.take(own)
+        belongs = pc.is_in(self._keys(left), self._wanted)
+        if places is None:
+            return belongs
         return pc.is_in(pa.arange(0, rows.num_rows), places.filter(belongs).cast(pa.int64()))
 
-    def _keys(self, rows: pa.Table, columns: Sequence[str] | None = None) -> pa.Array:
-        texts = [_texts(rows[name]).combine_chunks() for name in columns or self.columns]
+    def _keys(self, rows: pa.Table) -> pa.Array:
+        texts = [_texts(rows[name]).combine_chunks() for name in self.columns]
         if len(texts) == 1:
             return texts[0]
         return pc.binary_join_element_wise(*texts, _SEPARATOR)
@@ -99,44 +110,52 @@ def _are_in(column: pa.Array, texts: pa.Array) -> pa.Array:
 
 
 def read_events(
-    storage: pafs.FileSystem,
+    table: Delta,
     files: Iterable[File],
     family: str,
     groups: Groups | None = None,
     most: int = MAX_AFFECTED_EVENTS,
+    columns: Sequence[str] | None = None,
 ) -> pa.Table:
     """Return the events of one family, with the columns of :func:`event_schema`.
 
+    :param table: the table bronze.
     :param files: files of bronze with events of the family.
-    :param groups: return only events of these groups; None for all events.
+    :param groups: return only events of these groups; None for all events. Files in which the first column of the
+        groups has none of the groups' texts are not searched.
     :param most: maximum number of events to return.
+    :param columns: return only these of the columns; None for all.
     :raises WholeDays: there are more than ``most`` events, or a file cannot be read.
     """
+    schema = arrow_schema(event_schema(family))
+    if columns is not None:
+        schema = pa.schema([schema.field(name) for name in columns])
     try:
-        return _read_events(storage, files, family, groups, most)
+        return _read_events(table, files, schema, groups, most)
     except (pa.ArrowInvalid, OSError):
         # A file may be damaged. The caller lets Spark read the whole days then, and Spark's error names the damaged
         # file.
         raise WholeDays from None
 
 
-def _read_events(
-    storage: pafs.FileSystem, files: Iterable[File], family: str, groups: Groups | None, most: int
-) -> pa.Table:
-    schema = arrow_schema(event_schema(family))
+def _read_events(table: Delta, files: Iterable[File], schema: pa.Schema, groups: Groups | None, most: int) -> pa.Table:
+    storage = table.reading_storage()
     found, count = [schema.empty_table()], 0
     for file in files:
+        if groups is not None and not table.texts.can_contain(file.path, groups.columns[0], groups.first_texts):
+            continue
         with storage.open_input_file(file.path) as opened:
+            footer = pq.read_metadata(opened)
+            there = set(footer.schema.to_arrow_schema().names)
+            names = [name for name in schema.names if name in there]
+            if groups is not None and not there.issuperset(groups.columns):
+                # The file lacks a column that defines the groups, so none of its events belongs to a group.
+                continue
             # Texts of which the file has a dictionary are compared in the dictionary, and not in each row.
             encoded = [] if groups is None else [name for name in groups.columns if name not in WITHOUT_DICTIONARY]
-            source = pq.ParquetFile(opened, read_dictionary=encoded)
-            there = set(source.schema_arrow.names)
-            names = [name for name in schema.names if name in there]
+            source = pq.ParquetFile(opened, metadata=footer, read_dictionary=encoded)
             for group in range(source.num_row_groups):
                 if groups is not None:
-                    if not there.issuperset(groups.columns):
-                        # The file lacks a column that defines the groups, so none of its events belongs to a group.
-                        continue
                     keep = groups.contains(source.read_row_group(group, groups.columns))
                     affected = pc.sum(keep).as_py() or 0
                 else:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,11 +34,12 @@ from dmsg.analytics.affected_rows import (
 )
 from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
+from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.gold import abuse, traffic
 from dmsg.analytics.lake import Lake
-from dmsg.analytics.memory_tables import as_rows, rows_of_table
+from dmsg.analytics.memory_tables import OF_TRANSPORTS, as_rows, rows_of_table
 from dmsg.analytics.parquet import arrow_schema
-from dmsg.analytics.rewrites import Rewrite, find_rewrites
+from dmsg.analytics.rewrites import Rewrite, find_groups, find_rewrites
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import FAMILIES, SILVER
 from dmsg.analytics.store import NUMBERS, SUMS, unrefined
@@ -48,6 +49,7 @@ from dmsg.analytics.views import VIEWS
 IDENTITY = ("producer", "boot", "seq", "ts", "mono", "dt")
 """Columns that identify and number an event."""
 _PAIR = ("producer", "src", "dst")
+_TRANSPORT = ("server", "transport")
 _BY_GROUPS = {"pair_day": ("server", "src", "dst")}
 _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "traffic_hour": traffic.add_traffic_hour,
@@ -119,9 +121,9 @@ class AffectedTables:
         ]
 
     def _events(
-        self, family: str, days: Iterable[str], *, new: bool | None = None, groups: Groups | None = None
+        self, family: str, days: Iterable[str], *, groups: Groups | None = None, columns: Sequence[str] | None = None
     ) -> pa.Table:
-        return read_events(self._bronze.reading_storage(), self._files(family, days, new=new), family, groups)
+        return read_events(self._bronze, self._files(family, days), family, groups, columns=columns)
 
     @property
     def has_few_events(self) -> bool:
@@ -138,7 +140,7 @@ class AffectedTables:
         counts = [file.rows for some in files.values() for file in some]
         if sum(MAX_NEW_EVENTS + 1 if count is None else count for count in counts) > MAX_NEW_EVENTS:
             raise WholeDays
-        return {family: read_events(self._bronze.reading_storage(), some, family) for family, some in files.items()}
+        return {family: read_events(self._bronze, some, family) for family, some in files.items()}
 
     def _stored_rows(self, layer: str, name: str, days: Iterable[str]) -> pa.Table:
         chosen = set(days)
@@ -177,14 +179,16 @@ class AffectedTables:
         # The rows of a process and day that have new events are computed again. All other rows stay.
         groups = Groups(("producer", "boot", "dt"), self._new_events.values())
         affected = sums.filter(groups.contains(sums))
-        doubt = not bronze.incomplete_sums(frame := rows_of_table(affected, SUMS.schema)).isEmpty()
+        frame = rows_of_table(affected, SUMS.schema)
+        incomplete = _rows_of(bronze.incomplete_sums(frame), SUMS.schema)
         events = None
-        if doubt:
+        if incomplete.num_rows:
             known = {tuple(row.values()) for row in stored.select(keys).to_pylist()}
-            if any(tuple(row.values()) in known for row in affected.select(keys).to_pylist()):
-                of_processes = Groups(("producer", "boot"), self._new_events.values())
-                found = {family: self._events(family, days, groups=of_processes) for family in FAMILIES}
-                events = self._identities(found)
+            if any(tuple(row.values()) in known for row in incomplete.select(keys).to_pylist()):
+                of_processes = Groups(("producer", "boot"), [incomplete])
+                events = self._identities(
+                    {family: self._events(family, days, groups=of_processes, columns=IDENTITY) for family in FAMILIES}
+                )
             else:
                 events = self._identities(self._new_events)
         counted = _rows_of(bronze.numbers(frame, events), NUMBERS.schema)
@@ -226,18 +230,27 @@ class AffectedTables:
     def _read_words(self, days: tuple[str, ...]) -> _Words:
         around = days_around(days)
         self._check_views(around)
-        families = ("transport", "receipt")
-        storage = self._bronze.reading_storage()
         old, every = {}, {}
-        for family in families:
-            old[family] = read_events(storage, self._files(family, around, new=False), family, self._transports)
-            new = read_events(storage, self._files(family, around, new=True), family, self._transports)
+        for family in OF_TRANSPORTS:
+            groups = self._transports.renamed((server_column(family), "transport"))
+            old[family] = read_events(self._bronze, self._files(family, around, new=False), family, groups)
+            new = read_events(self._bronze, self._files(family, around, new=True), family, groups)
             every[family] = pa.concat_tables([old[family], new])
         return _Words(old, every)
 
     @cached_property
     def _transports(self) -> Groups:
-        return Groups(("transport",), (self._new_events["transport"], self._new_events["receipt"]))
+        """Transports with new events or accepted receipts, by server."""
+        events = self._new_events["transport"]
+        receipts = self._new_events["receipt"]
+        receipts = receipts.filter(pc.is_null(receipts["reason"]))
+        named = [
+            rows.select([server_column(family), "transport"])
+            .rename_columns(_TRANSPORT)
+            .filter(pc.is_valid(rows["transport"]))
+            for family, rows in zip(OF_TRANSPORTS, (events, receipts), strict=True)
+        ]
+        return Groups(_TRANSPORT, named)
 
     def _tables(self, days: Sequence[str], words: Mapping[str, pa.Table], verdicts: pa.Table | None = None) -> Tables:
         """Return the plans by which the tables are computed for the affected transports.
@@ -275,7 +288,8 @@ class AffectedTables:
             former = _rows_of(self._tables(days, old)["verdicts"](), schema)
         former_rows = Subtraction(former)
         table = self._lake.table("silver", "verdicts")
-        rewrites = find_rewrites(table, days, former_rows.find if former.num_rows else None)
+        servers = ("server", pc.unique(former["server"]))
+        rewrites = find_rewrites(table, days, former_rows.find if former.num_rows else None, among=servers)
         if not former_rows.is_complete:
             # Some of the verdicts that were computed again from the old events are not in the table, because the stored
             # verdicts also depend on events of days that this run does not read. So the rows to remove cannot be found.
@@ -289,8 +303,7 @@ class AffectedTables:
         :param plan: computes the new rows.
         """
         table = self._lake.table(layer, name)
-        rewrites = find_rewrites(table, days, self._transports.contains, self._transports.columns)
-        return Rows(_rows_of(plan(), table.schema), rewrites)
+        return Rows(_rows_of(plan(), table.schema), find_groups(table, days, self._transports))
 
     def _by_groups(self, name: str, days: tuple[str, ...]) -> Rows:
         self._check_views(days)
@@ -300,8 +313,8 @@ class AffectedTables:
         )
         read = {"transports": events}.__getitem__
         tables = daily_tables(read, read)
-        table, columns = self._lake.table("gold", name), _BY_GROUPS[name]
-        rewrites = find_rewrites(table, days, partial(groups.contains, columns=columns), columns)
+        table = self._lake.table("gold", name)
+        rewrites = find_groups(table, days, groups.renamed(_BY_GROUPS[name]))
         return Rows(_rows_of(tables[name](), table.schema), rewrites)
 
     def _abuse_day(self, days: tuple[str, ...]) -> pa.Table:
@@ -311,7 +324,9 @@ class AffectedTables:
         self._check_views(days)
         groups = Groups(("producer", "src"), [self._new_events["transport"]])
         stored = self._stored_rows("gold", "abuse_day", days)
-        former = pc.and_(pc.equal(stored["kind"], abuse.UNANSWERED), groups.contains(stored, ("producer", "who")))
+        former = pc.and_(
+            pc.equal(stored["kind"], abuse.UNANSWERED), groups.renamed(("producer", "who")).contains(stored)
+        )
         found = {"transport": self._events("transport", days, groups=groups)}
         is_churn = pc.equal(stored["kind"], abuse.CHURN)
         of_refusals = pc.invert(pc.or_(is_churn, pc.equal(stored["kind"], abuse.UNANSWERED)))

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
-from functools import partial
+from functools import cached_property, partial
 from threading import Lock
 from urllib.parse import unquote
 
@@ -29,6 +29,7 @@ from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import Count, File, added, is_of_run, written_files
+from dmsg.analytics.file_texts import FileTexts
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.parquet import Part, arrow_schema
 from dmsg.analytics.table_queries import SQL_TYPES, days_condition, run_query
@@ -239,6 +240,11 @@ class Delta:
         if "://" in self.uri:
             return self.storage()
         return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+
+    @cached_property
+    def texts(self) -> FileTexts:
+        """Different texts in columns of the table's files, by which a search can skip files."""
+        return FileTexts(self.reading_storage())
 
     def written_files(self, directory: str, count: Count | None = None) -> list[Part]:
         """Return the Parquet files that Spark wrote to ``directory``; see

@@ -15,9 +15,11 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from dmsg.analytics.affected_rows import Groups, WholeDays
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
 from dmsg.analytics.event_rules import MIDNIGHT_MS
+from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.schemas import DAY_MS
 
 FEW_EVENTS = 1_000_000
@@ -28,6 +30,7 @@ ROWS_AT_ONCE = 65_536
 """Number of rows that are read into memory at once."""
 WORDS = ("transport", "receipt")
 """Families of events with the byte counts of transports."""
+_NAMES = pa.schema([("server", pa.string()), ("transport", pa.string())])
 
 
 def affected_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> set[str]:
@@ -36,49 +39,66 @@ def affected_days(bronze: Delta, new: Sequence[File], days: Iterable[str]) -> se
     :param new: files of bronze with the new events.
     :param days: days before and after those of the new events. They have no new events themselves.
     """
-    files, storage = bronze.files(), bronze.reading_storage()
-    return {day for day in days if _is_affected(storage, day, files, new)}
+    return {day for day in days if _is_affected(bronze, day, new)}
 
 
-def _is_affected(storage: pafs.FileSystem, day: str, files: Sequence[File], new: Sequence[File]) -> bool:
-    neighbours = {
-        file.path: distance
+def _is_affected(bronze: Delta, day: str, new: Sequence[File]) -> bool:
+    neighbours = [
+        (file, distance)
         for file in new
         if file.values["family"] in WORDS
         and abs(distance := (date.fromisoformat(file.values["dt"]) - date.fromisoformat(day)).days) == 1
-    }
-    if (
-        any(file.rows is None for file in new)
-        or sum(file.rows or 0 for file in new if file.path in neighbours) > FEW_EVENTS
-    ):
+    ]
+    if any(file.rows is None for file in new) or sum(file.rows or 0 for file, _ in neighbours) > FEW_EVENTS:
         return True
-    named = [_transports_near_midnight(storage, path, after=distance > 0) for path, distance in neighbours.items()]
-    wanted = pc.unique(pa.chunked_array(named, pa.string()))
-    if not len(wanted):
+    storage = bronze.reading_storage()
+    named = [_transports_near_midnight(storage, file, after=distance > 0) for file, distance in neighbours]
+    wanted = pa.concat_tables([_NAMES.empty_table(), *named])
+    if not wanted.num_rows:
         return False
-    for file in files:
-        if file.values["dt"] == day and file.values["family"] in WORDS:
-            with storage.open_input_file(file.path) as opened:
-                for batch in pq.ParquetFile(opened).iter_batches(ROWS_AT_ONCE, columns=["transport"]):
-                    if pc.any(pc.is_in(batch.column(0), wanted)).as_py():
+    try:
+        groups = Groups(_NAMES.names, [wanted])
+    except WholeDays:
+        # A receipt does not name its server.
+        return True
+    for file in bronze.files():
+        family = file.values["family"]
+        if file.values["dt"] == day and family in WORDS:
+            of_family = groups.renamed((server_column(family), "transport"))
+            if bronze.texts.can_contain(file.path, of_family.columns[0], groups.first_texts):
+                with storage.open_input_file(file.path) as opened:
+                    if _has_event(pq.ParquetFile(opened), of_family):
                         return True
     return False
 
 
-def _transports_near_midnight(storage: pafs.FileSystem, path: str, *, after: bool) -> pa.Array:
-    """Return the names of those transports in a file that may also have events on the neighbouring day. These are the
-    transports with an event near midnight, or with a receipt that was sent after a restart of the server.
+def _has_event(source: pq.ParquetFile, groups: Groups) -> bool:
+    if not set(source.schema_arrow.names).issuperset(groups.columns):
+        return False
+    batches = source.iter_batches(ROWS_AT_ONCE, columns=groups.columns)
+    return any(pc.any(groups.contains(pa.Table.from_batches([batch]))).as_py() for batch in batches)
+
+
+def _transports_near_midnight(storage: pafs.FileSystem, file: File, *, after: bool) -> pa.Table:
+    """Return the servers and names of those transports in a file that may also have events on the neighbouring day.
+    These are the transports with an event near midnight, or with a receipt that was sent after a restart of the server.
 
     :param after: whether the file's day is after the neighbouring day, and not before.
     """
-    with storage.open_input_file(path) as opened:
-        file = pq.ParquetFile(opened)
-        names = [name for name in ("transport", "ts", "former") if name in file.schema_arrow.names]
-        rows = file.read(names)
+    server = server_column(file.values["family"])
+    with storage.open_input_file(file.path) as opened:
+        source = pq.ParquetFile(opened)
+        names = [name for name in (server, "transport", "ts", "former") if name in source.schema_arrow.names]
+        rows = source.read(names)
+    if "transport" not in names:
+        # The file has only requests that were refused, or only rejected receipts.
+        return _NAMES.empty_table()
     times = rows["ts"].combine_chunks()
     rows_of_day = pc.subtract(times, pc.multiply(pc.divide(times, DAY_MS), DAY_MS))
     counts = pc.less(rows_of_day, MIDNIGHT_MS) if after else pc.greater_equal(rows_of_day, DAY_MS - MIDNIGHT_MS)
     if "former" in names:
         # A receipt that was sent after a restart of the server may belong to any transport of the neighbouring day.
         counts = pc.or_(counts, pc.fill_null(rows["former"].combine_chunks(), False))
-    return rows["transport"].combine_chunks().filter(counts).drop_null().cast(pa.string())
+    named = pa.table({name: rows[name] if name in names else pa.nulls(rows.num_rows) for name in (server, "transport")})
+    chosen = named.filter(pc.and_(counts, pc.is_valid(named["transport"].combine_chunks())))
+    return chosen.rename_columns(_NAMES.names).cast(_NAMES)

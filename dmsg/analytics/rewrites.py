@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dmsg.analytics.affected_rows import WholeDays, with_columns
+from dmsg.analytics.affected_rows import Groups, WholeDays, with_columns
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
 from dmsg.analytics.parquet import arrow_schema, read_part
@@ -50,11 +50,14 @@ def find_rewrites(
     days: Iterable[str],
     is_former: Callable[[pa.Table], pa.Array] | None,
     columns: Sequence[str] | None = None,
+    among: tuple[str, pa.Array] | None = None,
 ) -> list[Rewrite]:
     """Search the files of some days for rows to replace.
 
     :param is_former: function that gets rows, and returns for each row whether it is replaced; None to replace no row.
     :param columns: columns that ``is_former`` needs; None for all.
+    :param among: column, and the texts that a replaced row can have in this column. Files without any of these texts
+        are not searched. None to search all files.
     :raises WholeDays: there are too many rows to search or to replace.
     """
     schema, storage, chosen = arrow_schema(table.schema), table.reading_storage(), set(days)
@@ -63,6 +66,8 @@ def find_rewrites(
     needed = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     found: dict[str, Rewrite] = {file.path: Rewrite(file, None, schema.empty_table()) for file in merged}
     if is_former is not None:
+        if among is not None:
+            files = [file for file in files if table.texts.can_contain(file.path, *among)]
         if sum(MAX_SEARCHED_ROWS + 1 if file.rows is None else file.rows for file in files) > MAX_SEARCHED_ROWS:
             raise WholeDays
         count = 0
@@ -78,6 +83,15 @@ def find_rewrites(
                     rows = with_columns(read_part(storage, file.path), schema, file.values)
                 found[file.path] = Rewrite(file, mask, rows.filter(mask))
     return list(found.values())
+
+
+def find_groups(table: Delta, days: Iterable[str], groups: Groups) -> list[Rewrite]:
+    """Search the files of some days for rows of groups. Files in which the first column of the groups has none of the
+    groups' texts are not searched.
+
+    :raises WholeDays: there are too many rows to search or to replace.
+    """
+    return find_rewrites(table, days, groups.contains, groups.columns, (groups.columns[0], groups.first_texts))
 
 
 def _small_files(files: Iterable[File]) -> list[File]:

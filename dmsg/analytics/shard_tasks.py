@@ -26,6 +26,7 @@ from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
 from dmsg.analytics.executors import prepare_worker
 from dmsg.analytics.expressions import Expression
+from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.memory_tables import (
@@ -45,8 +46,6 @@ from dmsg.analytics.views import VIEWS
 PIECE_ROWS = 4096
 """Maximum number of rows that one element of the shuffle contains.  Spark's Python worker collects up to 1,000 elements
 in memory."""
-_SERVERS = {"transport": "producer", "receipt": "server", "refusal": "producer", "entry": "producer"}
-"""Name of the column with the server, or with the discovery, by family of events."""
 _COUNTS = tuple(f"{kind}_{way}" for kind in ("data", "frames", "acks", "total", "dropped") for way in ("ab", "ba"))
 _COLUMNS = {
     "transport": (
@@ -211,7 +210,7 @@ def _divide(job: Job, number: int, rows: pa.Table, family: str, day: str) -> Ite
     """
     if not rows.num_rows:
         return
-    server = _SERVERS[family]
+    server = server_column(family)
     if server in rows.column_names:
         # Few servers have many rows, so only the texts of the dictionary are hashed.
         column = rows[server].combine_chunks()

@@ -62,13 +62,13 @@ class AffectedRowsTests(SynchronousTestCase):
         pairs = pa.table({"a": ["1", "2"], "b": ["3", "4"]})
         rows = pa.table({"a": ["1", "1", None, "5", "2"], "b": ["3", "4", "4", "3", "4"]})
         for one in (rows, pa.table({name: rows[name].dictionary_encode() for name in rows.column_names})):
-            found = Groups(["a", "b"], [pairs]).contains(one.rename_columns(["c", "d"]), ["c", "d"])
+            found = Groups(["a", "b"], [pairs]).renamed(["c", "d"]).contains(one.rename_columns(["c", "d"]))
             self.assertEqual(found.to_pylist(), [True, False, False, False, True])
         self.assertEqual(Groups(["a", "b"], [pairs]).contains(rows.slice(0, 0)).to_pylist(), [])
         self.assertRaises(WholeDays, Groups, ["a", "b"], [events])
         groups = Groups(["a", "b"], [events.slice(0, 1)])
         other = pa.table({"c": ["1", "13"], "d": ["3", ""]})
-        self.assertEqual(groups.contains(other, ["c", "d"]).to_pylist(), [True, False])
+        self.assertEqual(groups.renamed(["c", "d"]).contains(other).to_pylist(), [True, False])
 
     def test_columns_that_a_file_lacks_are_null(self) -> None:
         schema = pa.schema([("ts", pa.int64()), ("rtt", pa.list_(pa.int32())), ("dt", pa.date32())])

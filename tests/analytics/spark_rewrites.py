@@ -13,7 +13,7 @@ from dmsg.analytics.affected_rows import Groups, WholeDays
 from dmsg.analytics.jobs import Pipeline
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.parquet import arrow_schema
-from dmsg.analytics.rewrites import SMALL_FILES_TO_MERGE, find_rewrites, in_files
+from dmsg.analytics.rewrites import SMALL_FILES_TO_MERGE, find_groups, in_files
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.session import SparkOnDemand
 from tests.analytics.support import DAY, NEXT, NOW, S1, Boot, LakeCase, spark, write_file
@@ -59,7 +59,7 @@ class RewriteTests(SynchronousTestCase):
         """Replace the rows of the same pairs and the first day."""
         groups = Groups(PAIR, [rows])
         table = self.lake.table("gold", "pair_day")
-        found = find_rewrites(table, [str(DAY)], groups.contains, PAIR)
+        found = find_groups(table, [str(DAY)], groups)
         self.lake.replace_some(rows, found, "gold", "pair_day", run, [str(DAY)])
 
     def rows(self) -> dict[tuple[str, str], int]:
@@ -97,8 +97,8 @@ class RewriteTests(SynchronousTestCase):
         table = self.lake.table("gold", "pair_day")
         for name, most in (("MAX_SEARCHED_ROWS", 39), ("MAX_REPLACED_ROWS", 1)):
             with patch.object(rewrites, name, most):
-                self.assertRaises(WholeDays, find_rewrites, table, [str(DAY)], groups.contains, PAIR)
-        self.assertEqual(len(find_rewrites(table, [str(DAY)], groups.contains, PAIR)), 1)
+                self.assertRaises(WholeDays, find_groups, table, [str(DAY)], groups)
+        self.assertEqual(len(find_groups(table, [str(DAY)], groups)), 1)
 
     def test_rows_are_divided_into_files(self) -> None:
         found = [table.num_rows for table in in_files([pairs(DAY, *range(25)), pairs(DAY, 1), pairs(DAY, *range(8))])]

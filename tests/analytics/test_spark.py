@@ -17,6 +17,7 @@ MODULES = (
     "spark_intake",
     "spark_jobs",
     "spark_late",
+    "spark_late_files",
     "spark_rewrites",
     "spark_memory",
     "spark_report",

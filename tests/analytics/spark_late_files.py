@@ -1,0 +1,192 @@
+"""Late events: the files of other servers are not searched, and the tables are those of a run over all events."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.analytics import file_texts
+from dmsg.analytics.affected_rows import Groups, read_events
+from dmsg.analytics.file_texts import FileTexts
+from dmsg.analytics.jobs import Pipeline, RunOutcome
+from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.session import SparkOnDemand
+from tests.analytics.support import DAY, NEXT, NOW, S1, S2, Boot, LakeCase, spark, write_file
+
+STORED = ("verdicts", "unfinished", "sessions")
+"""Silver tables with stored rows that late events of transports and sessions affect."""
+
+
+class FileTextsTests(SynchronousTestCase):
+    """Files with different servers, without Spark."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.root.mkdir()
+        for name, servers in (("one", ["a", "b", "a", None]), ("two", ["c"]), ("none", [None])):
+            pq.write_table(pa.table({"server": pa.array(servers, pa.string())}), self.root / name, use_dictionary=True)
+        pq.write_table(pa.table({"server": ["d", "e"]}), self.root / "plain", use_dictionary=False)
+        self.texts = FileTexts(pafs.SubTreeFileSystem(str(self.root), pafs.LocalFileSystem()))
+
+    def found(self, *texts: str, column: str = "server") -> list[str]:
+        names = ("none", "one", "plain", "two")
+        return [name for name in names if self.texts.can_contain(name, column, pa.array(texts, pa.string()))]
+
+    def test_only_files_with_a_text_can_contain_it(self) -> None:
+        for _ in range(2):
+            self.assertEqual(self.found("a"), ["one"])
+            self.assertEqual(self.found("b", "c"), ["one", "two"])
+            self.assertEqual(self.found("e"), ["plain"])
+            self.assertEqual(self.found("f"), [])
+            self.assertEqual(self.found(), [])
+            self.assertEqual(self.found("a", column="absent"), [])
+
+    def test_a_file_is_read_once(self) -> None:
+        with patch.object(pq.ParquetFile, "read", autospec=True, side_effect=pq.ParquetFile.read) as read:
+            self.found("a")
+            self.found("b")
+            self.assertEqual(read.call_count, 4)
+
+    def test_texts_in_memory_are_limited(self) -> None:
+        """A file with too many texts can contain any; the texts of further files are read again each time."""
+        with patch.object(file_texts, "MAX_TEXTS_OF_FILE", 1):
+            self.assertEqual(self.found("c"), ["one", "plain", "two"])
+        with patch.object(file_texts, "MAX_KEPT_TEXTS", 0):
+            self.setUp()
+            for _ in range(2):
+                self.assertEqual(self.found("c"), ["two"])
+            self.assertFalse(self.texts._kept)
+
+
+class TwoServersCase(LakeCase):
+    """Two servers, whose events arrived in two runs, and are therefore in different files of bronze."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.boots = {server: Boot(server, f"boot-{server[-1]}") for server in (S1, S2)}
+        self.receipts = {server: Boot(server, f"receipts-{server[-1]}") for server in (S1, S2)}
+        self.written = 0
+
+    def closed(self, server: str, transport: str | None, day: Any = DAY, time: str = "12:00:00", **fields: Any) -> None:
+        """Write the end of a transport that carried 10,000 bytes."""
+        ends = {"transport": transport, "src": "a", "dst": "b", "secure": True, "by": "src", "reason": "unspecified"}
+        counts = {"data_ab": 10_000, "data_ba": 0, "total_ab": 10_000, "total_ba": 0, "accept_ms": 3}
+        self.boots[server].event("transport_close", day, time, **{**ends, **counts, **fields})
+
+    def signed(self, server: str, transport: str, initiator: bool, day: Any = DAY, time: str = "12:01:00") -> None:
+        """Write the receipt of one end of this transport."""
+        who = ("s-a", "s-b") if initiator else ("s-b", "s-a")
+        named = {"server": server, "transport": transport, "signer": who[0], "partner": who[1]}
+        counts = {"delivered_out": 10_000 if initiator else 0, "delivered_in": 0 if initiator else 10_000}
+        self.receipts[server].event("receipt_checked", day, time, **named, initiator=initiator, **counts)
+
+    def taken_in(self) -> RunOutcome:
+        """Run over the events that were written since the last run, with a file for each server."""
+        self.written += 1
+        for root, name, boots in ((self.spool, "events", self.boots), (self.checked, "receipts", self.receipts)):
+            for server, boot in boots.items():
+                if rows := [row for row in boot.rows if "done" not in row]:
+                    write_file(root / f"{name}-{self.written}-{server[-1]}.jsonl.gz", rows)
+                    for row in rows:
+                        row["done"] = True
+        return Pipeline(SparkOnDemand(spark), str(self.out), now=NOW).run(self.sources())
+
+    def check_tables(self) -> None:
+        """Compare the tables with those of one run over all files."""
+        whole = self.root / "at-once"
+        self.run_jobs(whole)
+        self.assertEqual(self.tables(GOLD), self.tables(GOLD, out=whole))
+        for name in STORED:
+            self.assertEqual(self.table(name, "silver"), self.table(name, "silver", whole), name)
+
+    def two_runs(self, transport: str = "t") -> None:
+        """Make runs over a transport of each server, both with the same name."""
+        for server in (S1, S2):
+            self.closed(server, transport)
+            self.signed(server, transport, True)
+            self.taken_in()
+
+
+class SearchedFilesTests(TwoServersCase):
+    """Files that are searched for the transports of late events."""
+
+    def test_files_of_other_servers_are_not_read(self) -> None:
+        self.two_runs()
+        table = self.pipeline().lake.table("", "bronze")
+        for family, column in (("transport", "producer"), ("receipt", "server")):
+            files = [file for file in table.files() if file.values["family"] == family]
+            self.assertEqual(len(files), 2)
+            wanted = pa.table({column: [S1], "transport": ["t"]})
+            groups = Groups((column, "transport"), [wanted])
+            # The columns of the groups are read first, and then all columns.
+            reading = patch.object(
+                pq.ParquetFile, "read_row_group", autospec=True, side_effect=pq.ParquetFile.read_row_group
+            )
+            with reading as read:
+                self.assertEqual(read_events(table, files, family, groups)[column].to_pylist(), [S1])
+                self.assertEqual(read.call_count, 2)
+
+    def test_a_run_searches_only_files_of_the_servers_of_late_events(self) -> None:
+        self.two_runs()
+        self.closed(S1, "late")
+        self.signed(S1, "t", False)
+        searched: dict[str, bool] = {}
+        original = FileTexts.can_contain
+
+        def recorded(texts: FileTexts, path: str, column: str, wanted: pa.Array) -> bool:
+            found = original(texts, path, column, wanted)
+            searched[path] = searched.get(path, False) or found
+            return found
+
+        with patch.object(FileTexts, "can_contain", recorded):
+            self.taken_in()
+        # The first run read the file of S1, the second that of S2.
+        for family in ("transport", "receipt"):
+            source = "spool" if family == "transport" else "receipts"
+            found = {path: seen for path, seen in searched.items() if f"family={family}/" in path}
+            numbers = {path.partition(f"run=={source}.")[2][0]: seen for path, seen in found.items()}
+            self.assertEqual(numbers, {"0": True, "1": False, "2": True}, family)
+        self.check_tables()
+
+    def test_transports_of_two_servers_with_one_name_are_different(self) -> None:
+        self.two_runs()
+        self.signed(S2, "u", True)
+        self.taken_in()
+        # The server reports the transport ``u`` late, and S1 reports one of the same name.
+        self.closed(S2, "u", total_ab=90_000)
+        self.closed(S1, "u")
+        self.taken_in()
+        self.signed(S1, "u", True)
+        self.signed(S1, "u", False)
+        self.taken_in()
+        self.check_tables()
+
+    def test_a_day_is_affected_only_by_transports_of_the_same_server(self) -> None:
+        self.closed(S1, "t", DAY, "23:59:59")
+        self.closed(S2, "u", DAY, "23:59:59")
+        self.taken_in()
+        self.signed(S2, "t", True, NEXT, "00:00:01")
+        self.assertEqual(self.taken_in().days, [str(NEXT)])
+        self.signed(S1, "t", True, NEXT, "00:00:02")
+        self.assertEqual(self.taken_in().days, [str(DAY), str(NEXT)])
+        self.check_tables()
+
+    def test_requests_near_midnight_need_no_transport(self) -> None:
+        """All requests of a file may have been refused, and all its receipts rejected. Such events name no
+        transport."""
+        refused = {"by": "dst", "reason": "refused", "accept_ms": None}
+        self.closed(S1, None, DAY, "23:59:58", **refused)
+        self.taken_in()
+        self.closed(S1, None, NEXT, "00:00:01", **refused)
+        self.receipts[S1].event("receipt_checked", NEXT, "00:00:01", reason="the receipt is not signed")
+        self.assertEqual(self.taken_in().days, [str(NEXT)])
+        self.closed(S1, "t", NEXT, "00:00:02")
+        self.signed(S1, "t", True, NEXT, "00:00:03")
+        self.assertEqual(self.taken_in().days, [str(NEXT)])
+        self.check_tables()
