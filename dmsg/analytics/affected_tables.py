@@ -32,7 +32,7 @@ from dmsg.analytics.affected_rows import (
     event_schema,
     read_events,
 )
-from dmsg.analytics.changes import days_around
+from dmsg.analytics.changes import days_around, newest_event, producers_with_changed_ends
 from dmsg.analytics.data_files import File
 from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.gold import abuse, traffic
@@ -57,7 +57,7 @@ _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "latency_hour": traffic.add_latency_hour,
 }
 """Functions that add the numbers of new transport events to stored rows, by table."""
-TABLES = ("verdicts", "unfinished", "settlement_conflict_day", "abuse_day", *_BY_GROUPS, *_SUMS_OF)
+TABLES = ("sessions", "verdicts", "unfinished", "settlement_conflict_day", "abuse_day", *_BY_GROUPS, *_SUMS_OF)
 """Tables that this module computes."""
 
 
@@ -201,6 +201,8 @@ class AffectedTables:
 
         :param name: one of :data:`TABLES`.
         """
+        if name == "sessions":
+            return self._sessions(days)
         if name == "verdicts":
             return self._replaced_verdicts(days)
         if name in _SUMS_OF:
@@ -216,6 +218,28 @@ class AffectedTables:
         tables = self._tables(days, self._words(days).all, verdicts.filter(chosen))
         layer = "gold" if name == "settlement_conflict_day" else "silver"
         return self._replace_rows(layer, name, days, tables[name])
+
+    def _sessions(self, days: tuple[str, ...]) -> Rows:
+        """Return the sessions of those servers of which a session, a start, or the first or last event of a process
+        is new.
+
+        :raises WholeDays: the end of the last day has changed, by which all sessions of this day are judged.
+        """
+        before, now = (self._lake.stored("silver", NUMBERS.name, one, days) for one in (self._before, self._state))
+        last, former_last = str(self._last_day), max(self._before.days)
+        if (last != former_last and former_last in days) or newest_event(before, last) != newest_event(now, last):
+            raise WholeDays
+        changed = pa.table({"producer": pa.array(producers_with_changed_ends(before, now), pa.string())})
+        starts = self._new_events["life"].filter(pc.equal(self._new_events["life"]["type"], "start"))
+        groups = Groups(("producer",), [changed, starts, self._new_events["session"]])
+        events = {
+            family: rows_of_table(self._events(family, days, groups=groups), event_schema(family))
+            for family in ("session", "life")
+        }
+        read = {NUMBERS.name: rows_of_table(now, NUMBERS.schema)}.__getitem__
+        plans = silver_tables(events.__getitem__, read, read, days, last_day=self._last_day)
+        table = self._lake.table("silver", "sessions")
+        return Rows(_rows_of(plans["sessions"](), table.schema), find_groups(table, days, groups.renamed(("server",))))
 
     def _check_views(self, days: Iterable[str]) -> None:
         """Check that no rows of the views are stored for these days. This class does not read stored rows of views, but

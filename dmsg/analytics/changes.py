@@ -127,10 +127,9 @@ def changed_ends(before: pa.Table, after: pa.Table, last_day: str) -> tuple[set[
     :param last_day: last day that has events. If its newest event has changed, it is a day on which :data:`ENDS` has
         changed. The reason is that the time of the newest event decides which processes count as ended.
     """
-    times = [("first_ts", "min"), ("last_ts", "max")]
-    old, new = (_by_keys(rows, ["producer", "boot", "dt"], times) for rows in (before, after))
+    old, new = (_ends(rows) for rows in (before, after))
     ends = {str(key[2]) for key, found in old.items() if new.get(key) != found}
-    old, new = (_by_keys(rows, ["dt"], times) for rows in (before, after))
+    old, new = (_by_keys(rows, ["dt"]) for rows in (before, after))
     observed = set()
     for key in old.keys() | new.keys():
         one, other = old.get(key), new.get(key)
@@ -141,7 +140,32 @@ def changed_ends(before: pa.Table, after: pa.Table, last_day: str) -> tuple[set[
     return ends, observed
 
 
-def _by_keys(rows: pa.Table, keys: list[str], times: list[tuple[str, str]]) -> dict[tuple[object, ...], list[int]]:
+def producers_with_changed_ends(before: pa.Table, after: pa.Table) -> list[str]:
+    """Return the producers with a process whose first or last event of a day has another time than before.
+
+    :param before: stored rows of the table ``numbers``.
+    :param after: rows that replace the stored rows.
+    """
+    old, new = (_ends(rows) for rows in (before, after))
+    return sorted({str(key[0]) for key in old.keys() | new.keys() if old.get(key) != new.get(key)})
+
+
+def newest_event(numbers: pa.Table, day: str) -> int | None:
+    """Return the time of the newest event of a day, in ms since 1970; None if the day has no events.
+
+    :param numbers: rows of the table ``numbers``.
+    """
+    found: int | None = pc.max(rows_of_day(numbers, day)["last_ts"]).as_py()
+    return found
+
+
+def _ends(numbers: pa.Table) -> dict[tuple[object, ...], list[int]]:
+    return _by_keys(numbers, ["producer", "boot", "dt"])
+
+
+def _by_keys(rows: pa.Table, keys: list[str]) -> dict[tuple[object, ...], list[int]]:
+    """Return the times of the first and last event of each combination of keys."""
+    times = [("first_ts", "min"), ("last_ts", "max")]
     found = rows.group_by(keys).aggregate(times)
     columns = [found[name].to_pylist() for name in (*keys, *(f"{name}_{what}" for name, what in times))]
     return {row[: len(keys)]: list(row[len(keys) :]) for row in zip(*columns, strict=True)}

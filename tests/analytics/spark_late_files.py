@@ -13,9 +13,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import file_texts
 from dmsg.analytics.affected_rows import Groups, read_events
+from dmsg.analytics.affected_tables import AffectedTables, Rows
 from dmsg.analytics.file_texts import FileTexts
 from dmsg.analytics.jobs import Pipeline, RunOutcome
-from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.schemas import GOLD, SILVER
 from dmsg.analytics.session import SparkOnDemand
 from tests.analytics.support import DAY, NEXT, NOW, S1, S2, Boot, LakeCase, spark, write_file
 
@@ -190,3 +191,106 @@ class SearchedFilesTests(TwoServersCase):
         self.signed(S1, "t", True, NEXT, "00:00:03")
         self.assertEqual(self.taken_in().days, [str(NEXT)])
         self.check_tables()
+
+
+class AffectedServersTests(TwoServersCase):
+    """Rows that late events replace: those of the servers of the late events."""
+
+    def opened(self, server: str, session: int, day: Any = DAY, time: str = "12:10:00") -> None:
+        self.boots[server].event("session_open", day, time, peer=f"p{session}", session=session, handshake_ms=4)
+
+    def ended(self, server: str, session: int, time: str) -> None:
+        end = {"reason": "connection_lost", "duration_ms": 60_000, "frames": 5, "bytes": 50}
+        self.boots[server].event("session_close", DAY, time, peer=f"p{session}", session=session, **end)
+
+    def two_sessions(self) -> None:
+        """Make runs over the sessions of two servers, and over an event of the next day, which is the last day."""
+        for server in (S1, S2):
+            self.closed(server, "t")
+            self.opened(server, 1)
+            self.opened(server, 2)
+            self.ended(server, 2, "12:12:00")
+            self.taken_in()
+        self.closed(S2, "v", NEXT)
+        self.taken_in()
+
+    def late_run(self) -> dict[str, set[str]]:
+        """Make a run over late events, and compare all tables.
+
+        :returns: servers of the computed rows, by table, for the tables of which only affected rows are computed.
+        """
+        servers: dict[str, set[str]] = {}
+        original = AffectedTables.rows
+
+        def recorded(tables: AffectedTables, name: str, days: tuple[str, ...]) -> Rows:
+            found = original(tables, name, days)
+            servers[name] = set(found.rows["server" if "server" in found.rows.column_names else "producer"].to_pylist())
+            return found
+
+        with patch.object(AffectedTables, "rows", recorded):
+            self.taken_in()
+        self.check_tables()
+        return servers
+
+    def versions(self, *names: str) -> list[int | None]:
+        lake = self.pipeline().lake
+        return [lake.table("silver" if name in SILVER else "gold", name).version() for name in names]
+
+    def test_only_rows_of_the_servers_of_late_events_are_computed(self) -> None:
+        self.two_sessions()
+        self.closed(S1, "late", rtt=[1] * 34)
+        self.ended(S1, 1, "12:13:00")
+        found = self.late_run()
+        for name in ("pair_day", "verdicts", "sessions"):
+            self.assertEqual(found[name], {S1}, name)
+
+    def test_the_end_of_a_process_changes_its_lost_sessions(self) -> None:
+        """A session that was lost with its process ends with the last event of the process."""
+        self.two_sessions()
+        self.closed(S1, "late", time="12:14:00")
+        self.assertEqual(self.late_run()["sessions"], {S1})
+        (lost,) = (row for row in self.table("sessions", "silver") if row["server"] == S1 and row["session"] == 1)
+        self.assertEqual((lost["reason"], lost["duration_ms"]), ("lost", 4 * 60_000))
+
+    def test_a_start_changes_the_lost_sessions_of_earlier_processes(self) -> None:
+        """After the start of another process of a server, the process before counts as lost."""
+        for server in (S1, S2):
+            self.opened(server, 1, time="23:50:00")
+            self.closed(server, "t", time="23:55:00")
+        self.closed(S2, "v", NEXT)
+        self.taken_in()
+        (former,) = (row for row in self.table("sessions", "silver") if row["server"] == S1)
+        self.assertEqual(former["reason"], "open")
+        self.boots[S1] = Boot(S1, "boot-of-restart")
+        self.boots[S1].event("start", DAY, "23:56:00", capacity=5)
+        self.assertEqual(self.late_run()["sessions"], {S1})
+        (lost,) = (row for row in self.table("sessions", "silver") if row["server"] == S1)
+        self.assertEqual(lost["reason"], "lost")
+
+    def test_the_newest_event_of_the_last_day_changes_sessions_of_all_servers(self) -> None:
+        for server in (S1, S2):
+            self.opened(server, 1)
+        self.taken_in()
+        self.closed(S1, "t", time="12:40:00")
+        self.assertNotIn("sessions", self.late_run())
+        (lost,) = (row for row in self.table("sessions", "silver") if row["server"] == S2)
+        self.assertEqual(lost["reason"], "lost")
+
+    def test_the_former_last_day_is_computed_again(self) -> None:
+        for server in (S1, S2):
+            self.opened(server, 1)
+        self.taken_in()
+        self.closed(S1, "t", NEXT)
+        self.assertNotIn("sessions", self.late_run())
+        self.assertEqual({row["reason"] for row in self.table("sessions", "silver")}, {"lost"})
+
+    def test_unchanged_sessions_are_not_written_again(self) -> None:
+        """The transports of a server may be events of another process than its sessions."""
+        self.two_sessions()
+        self.boots[S1] = Boot(S1, "boot-of-transports")
+        self.closed(S1, "t1")
+        self.taken_in()
+        before = self.versions("sessions", "session_day")
+        self.closed(S1, "t2", time="12:30:00")
+        self.assertEqual(self.late_run()["sessions"], {S1})
+        self.assertEqual(self.versions("sessions", "session_day"), before)
