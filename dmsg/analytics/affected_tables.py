@@ -7,7 +7,8 @@ Each table is computed by one of three methods, with the rules of :mod:`dmsg.ana
 * *by verdicts*: as by groups, but the group of a stored row is unknown, because a stored verdict does not name its
   transport. So the former verdicts on the affected transports are computed from the old events. Stored rows that equal
   these former verdicts are removed;
-* *by sums*: numbers computed from the new events alone are added to the numbers of the stored rows.
+* *by sums*: numbers computed from the new events alone are added to the numbers of the stored rows of the same
+  servers.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ class AffectedTables:
         if name == "verdicts":
             return self._replaced_verdicts(days)
         if name in _SUMS_OF:
-            return Rows(self._by_sums(name, days))
+            return self._by_sums(name, days)
         if name in _BY_GROUPS:
             return self._by_groups(name, days)
         if name == "abuse_day":
@@ -366,9 +367,14 @@ class AffectedTables:
         computed = _rows_of(rows, self._lake.table("gold", "abuse_day").schema)
         return pa.concat_tables([stored.filter(pc.invert(former)), computed])
 
-    def _by_sums(self, name: str, days: tuple[str, ...]) -> pa.Table:
+    def _by_sums(self, name: str, days: tuple[str, ...]) -> Rows:
+        """Return the rows of the servers with new events."""
         self._check_views(days)
-        stored = self._stored_rows("gold", name, days)
+        table = self._lake.table("gold", name)
+        schema = table.schema
+        groups = Groups(("producer",), [self._new_events["transport"]])
+        rewrites = find_groups(table, days, groups.renamed(("server",)))
+        stored = pa.concat_tables([arrow_schema(schema).empty_table(), *(one.former for one in rewrites)])
         if (
             name == "traffic_hour"
             and pc.any(pc.and_(pc.equal(stored["bytes"], 0), pc.greater(stored["dropped_bytes"], 0))).as_py()
@@ -376,10 +382,10 @@ class AffectedTables:
             # A server reported more bytes dropped than received. The row's ``bytes`` is stored as 0, because the
             # difference is negative. Adding the new events' bytes to this 0 would give a wrong sum.
             raise WholeDays
-        schema = self._lake.table("gold", name).schema
         events = rows_of_table(self._new_events["transport"], event_schema("transport"))
         wanted = F.col("dt").cast("string").isin(list(days))
-        return _rows_of(_SUMS_OF[name](rows_of_table(stored, schema), silver.transports(events).where(wanted)), schema)
+        added = _SUMS_OF[name](rows_of_table(stored, schema), silver.transports(events).where(wanted))
+        return Rows(_rows_of(added, schema), rewrites)
 
 
 def _rows_of(rows: DataFrame, schema: StructType) -> pa.Table:

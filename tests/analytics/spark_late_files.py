@@ -241,7 +241,7 @@ class AffectedServersTests(TwoServersCase):
         self.closed(S1, "late", rtt=[1] * 34)
         self.ended(S1, 1, "12:13:00")
         found = self.late_run()
-        for name in ("pair_day", "verdicts", "sessions"):
+        for name in ("traffic_hour", "close_day", "latency_hour", "pair_day", "verdicts", "sessions"):
             self.assertEqual(found[name], {S1}, name)
 
     def test_the_end_of_a_process_changes_its_lost_sessions(self) -> None:
