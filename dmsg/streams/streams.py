@@ -45,11 +45,14 @@ streams would be wrong: keys cost nothing, so an attacker uses many keys with fe
 probably honest."""
 CROWD, CROWD_TIME = 1024, 30.0
 """Number of incoming streams that may be suspended for the whole resume timeout, and seconds after which further ones
-are closed. Honest peers return within seconds, while attackers fill the table and disconnect."""
+are closed. Honest peers return within seconds, while attackers fill the table and disconnect. Streams that are
+suspended for a shorter time do not count. Otherwise an attacker could always have new suspended streams, and each other
+stream would be closed after ``CROWD_TIME``."""
 CROWD_BYTES = 8 * 1024 * 1024
-"""Number of bytes that suspended incoming streams together may buffer for the whole resume timeout. Above it, all but
-one of them are closed after ``CROWD_TIME``. Otherwise an attacker could open large windows, read nothing and
-disconnect, and the data would stay in memory for two minutes."""
+"""Number of bytes that incoming streams that have been suspended for ``CROWD_TIME`` together may buffer. Above it,
+those that buffer more than their share are closed, the oldest suspension first, until only one of them is left.
+Otherwise an attacker could open large windows, read nothing and disconnect, and the data would stay in memory for two
+minutes. A stream with less than its share is not closed, because this would free little memory."""
 
 FINAL_REASONS = frozenset(
     {
@@ -362,17 +365,28 @@ class Streams:
             self._watch_soon()
 
     def _thin_out(self, now: float) -> None:
-        """Close incoming streams that have been suspended for ``CROWD_TIME``, while too many are suspended.
+        """Close the surplus of incoming streams that have been suspended for long."""
+        for stream in self._surplus(now):
+            # An application may close further streams when one of its streams is closed.
+            if stream in self._awaited:
+                self._give_up(stream, CloseReason.TOO_MANY_TRANSPORTS)
 
-        Too many means more than ``CROWD`` streams, or several streams that together buffer more than ``CROWD_BYTES``.
-        """
-        held = sum(map(_held_by, self._awaited))
-        while len(self._awaited) > CROWD or (held > CROWD_BYTES and len(self._awaited) > 1):
-            oldest = next(iter(self._awaited))
-            if oldest.away_since is None or now - oldest.away_since < CROWD_TIME:
-                return
-            held -= _held_by(oldest)
-            self._give_up(oldest, CloseReason.TOO_MANY_TRANSPORTS)
+    def _surplus(self, now: float) -> list[ClientStream]:
+        """Return the incoming streams to close, because more than ``CROWD`` have been suspended for ``CROWD_TIME``, or
+        because several of these together buffer more than ``CROWD_BYTES``."""
+        away = [one for one in self._awaited if one.away_since is not None and now - one.away_since >= CROWD_TIME]
+        surplus = away[: max(0, len(away) - CROWD)]
+        large = [(stream, _held_by(stream)) for stream in away[len(surplus) :]]
+        count, held = len(large), sum(size for _, size in large)
+        while held > CROWD_BYTES:
+            # The share grows with each stream that is to be closed, so that fewer streams buffer more than their share.
+            large = [(stream, size) for stream, size in large if size > CROWD_BYTES / count]
+            if len(large) < 2:
+                break
+            oldest, size = large.pop(0)
+            surplus.append(oldest)
+            count, held = count - 1, held - size
+        return surplus
 
     def _check_quiet(self, stream: ClientStream, now: float) -> None:
         """Probe an idle stream, because a server may be dropping the data that the other end sends.

@@ -157,6 +157,36 @@ class WaitingTests(ResumeCase):
         self.find()
         self.assertEqual([len(one.data) for one, _ in pairs[2:]], [40_000] * 2)
 
+    def test_streams_that_hold_little_do_not_end_for_those_that_hold_much(self) -> None:
+        self.patch(streams_module, "CROWD_BYTES", 100_000)
+        self.patch(streams_module, "CROWD_TIME", 10.0)
+        pairs = [self.open() for _ in range(5)]
+        self.cut("A")
+        for (_, two), size in zip(pairs, (1, 60_000, 0, 20_000, 60_000), strict=True):
+            two.transport.write(bytes(size))
+        for _ in range(3):
+            self.network.clock.advance(STALL_CHECK)
+        self.assertEqual([two.lost is not None for _, two in pairs], [False, True, False, False, False])
+        self.find()
+        self.assertEqual([len(one.data) for one, _ in pairs], [1, 0, 0, 20_000, 60_000])
+
+    def test_streams_that_were_just_suspended_do_not_count(self) -> None:
+        """An attacker who leaves new streams all the time does not end the streams of others."""
+        self.patch(streams_module, "CROWD", 2)
+        self.patch(streams_module, "CROWD_BYTES", 100_000)
+        self.patch(streams_module, "CROWD_TIME", 10.0)
+        _, honest = self.open()
+        self.cut("A")
+        honest.transport.write(bytes(40_000))
+        self.network.clock.advance(STALL_CHECK + 1)
+        self.reconnect("A")
+        others = [self.open()[1] for _ in range(3)]
+        self.cut("A")
+        for other in others:
+            other.transport.write(bytes(60_000))
+        self.network.clock.advance(STALL_CHECK + 1)
+        self.assertEqual([one.lost is not None for one in (honest, *others)], [False] * 4)
+
     def test_the_only_stream_of_a_sleeping_peer_waits_for_the_whole_time(self) -> None:
         self.patch(streams_module, "CROWD_BYTES", 10_000)
         self.patch(streams_module, "CROWD_TIME", 10.0)
