@@ -12,6 +12,7 @@ from twisted.python.failure import Failure
 from dmsg.errors import DmsgError
 from dmsg.net.streams.transports import stream_of
 from dmsg.streams.carrier import ClientStream
+from dmsg.streams.streams import CROWD_BYTES
 from dmsg.testing.lab import Lab
 from dmsg.testing.promise import Fixed, PromiseBroken, Talker, Talkers
 from dmsg.testing.stream_places import StreamPlace, state_of
@@ -83,6 +84,10 @@ class WalkStreams:
         """Return the name of the client that has opened the stream of an end."""
         return self._hosts[talker][0]
 
+    def responder_of(self, talker: Talker) -> str:
+        """Return the name of the client to which the stream of an end was opened."""
+        return self._hosts[talker][1]
+
     def open_one(self, random: Random) -> None:
         """Open another stream between two clients, which may fail."""
         if len(self.open) < 2 * STREAMS:
@@ -142,9 +147,24 @@ class WalkStreams:
         for number, size in says:
             if number < len(self.open):
                 talker = self.open[number]
-                may_say = talker.transport is not None and talker.lost is None
-                if may_say and talker.sent - talker.acknowledged < MAX_UNACKNOWLEDGED:
+                is_open = talker.transport is not None and talker.lost is None
+                may_say = talker.sent - talker.acknowledged < MAX_UNACKNOWLEDGED
+                if is_open and may_say and self._has_room(talker, size):
                     talker.say(size)
+
+    def _has_room(self, talker: Talker, size: int) -> bool:
+        """Whether the responder of an end's stream may buffer ``size`` more bytes.
+
+        A client closes incoming streams that have been suspended for long and that together buffer more than
+        ``CROWD_BYTES``. A walk suspends all streams for long, but no stream may be lost. So the incoming streams of a
+        client never buffer more: neither data that the client sends, nor data that its program has not read.
+        """
+        responder = self._hosts[talker][1]
+        held = 0
+        for one in {*self.open, *self._closing}:
+            if self._hosts[one][1] == responder and one.other is not None:
+                held += one.sent - (one.acknowledged if self._own_host[one] == responder else one.other.received)
+        return held + size <= CROWD_BYTES
 
     def say_small_pieces(self, random: Random) -> None:
         """Send many small pieces to an end that does not read. In half of the cases this end then resumes reading."""
@@ -153,6 +173,7 @@ class WalkStreams:
             for talker in self.open
             if talker.other is not None
             and all(end.transport is not None and end.lost is None for end in (talker, talker.other))
+            and self._has_room(talker, PIECES * SMALL)
         ]
         if not may:
             return
@@ -180,6 +201,7 @@ class WalkStreams:
             and talker.transport is not None
             and talker.other.transport is not None
             and talker.other.sent == talker.other.acknowledged == talker.received
+            and self._has_room(talker, LAST_SIZE)
         ]
         if may:
             talker = random.choice(may)

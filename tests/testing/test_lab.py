@@ -20,6 +20,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.discovery.entries.entry import ClientMeta, Successor
 from dmsg.errors import CloseReason, ConnectFailed, DiscoveryError, DropReason, EncryptionUnavailable, EntryNotFound
 from dmsg.keys import SecKey
+from dmsg.streams.streams import CROWD_BYTES
 from dmsg.testing import walk as walk_module, walk_kinds
 from dmsg.testing.lab import Lab
 from dmsg.testing.network import Network
@@ -29,6 +30,7 @@ from dmsg.testing.tcp import BUFFER, USER_TIMEOUT
 from dmsg.testing.walk import follow, walk
 from dmsg.testing.walk_coverage import Cell
 from dmsg.testing.walk_kinds import FAULTS, draw_plan
+from dmsg.testing.walk_streams import MAX_UNACKNOWLEDGED
 from dmsg.v2019 import client as service
 from dmsg.v2019.core.policing import Limits
 from tests.support import Accepting, Recorder
@@ -545,16 +547,24 @@ class WalkTests(SynchronousTestCase):
             walk(seed)
 
     def draw_earlier(self, seed: int, aims: Sequence[str]) -> Plan:
-        """Draw the plan that a seed determined before there was the fault ``half-open``, and before shapes fitted
-        their aims.
+        """Draw the plan that a seed determined before there were the faults ``half-open`` and ``lost last frame``, and
+        before shapes fitted their aims.
         """
-        self.patch(walk_kinds, "FAULTS", tuple(fault for fault in FAULTS if fault != "half-open"))
+        later = ("half-open", "lost last frame")
+        self.patch(walk_kinds, "FAULTS", tuple(fault for fault in FAULTS if fault not in later))
         return replace(draw_plan(seed, 60, [Aim.parse(aim) for aim in aims]), shape=draw_plan(seed, 60).shape)
 
     def test_a_link_is_not_stopped_while_it_reports_its_failure(self) -> None:
         """Found by this walk, whose second discovery invents servers."""
         aims = ("slow reader@in flight", "wall clock@moving", "bandwidth@closing", "reorder@opening")
         follow(self.draw_earlier(41004, aims))
+
+    def test_suspended_streams_of_a_walk_do_not_end_because_they_buffer_too_much(self) -> None:
+        """Seed 1021541285: the only server was away for long, and a client had much to say in two incoming streams."""
+        says = tuple((end, 300_000) for end in range(4))
+        talk = (Step(says, seconds=0.01),) * (MAX_UNACKNOWLEDGED // 300_000 + 1)
+        done = follow(Plan(1021541285, (Step(fault="kill"), *talk, Step(seconds=60.0)), shape=Shape(1, 2)))
+        self.assertGreater(done.acknowledged, CROWD_BYTES - 300_000)
 
     def test_an_old_program_that_was_left_sends_nothing_more(self) -> None:
         aims = ("delay@moving", "wall clock@moving", "reset@closing", "kill client@opening")
