@@ -1,4 +1,5 @@
-"""Single faults at the end of a random walk, when the network has recovered from all others.
+"""Single faults of a random walk, which no other fault may hide. Most of them happen at its end, when the network has
+recovered from all others.
 
 During a walk the next fault often hides what the last one has broken: a stream that has stopped sending continues when
 it moves again, and an entry that was not published is published after the next loss of a server.
@@ -6,7 +7,7 @@ it moves again, and an entry that was not published is published after the next 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -42,6 +43,10 @@ CLOSE_DELAY = 0.2
 """Seconds that a packet between a client and the server that shuts down takes while the stream moves."""
 LAST_FRAME_SIZE = 100
 """Number of bytes in the frame that a server drops."""
+IDLE_TIMEOUT = 10.0
+"""Maximum seconds of the lab's time until a stream is idle whose hosts and paths have no faults any more."""
+ARRIVAL_TIMEOUT = 400.0
+"""Maximum seconds of the lab's time until data arrives whose frame the only reachable server has dropped."""
 LOSS_COUNT = 8
 """Number of times that a client loses its servers while it posts its entry."""
 DISCOVERY_DELAY = 0.15
@@ -122,12 +127,82 @@ class SingleFaults:
         may = [talker for talker in may if self._route_of(talker) is not None]
         if not may:
             return False
+        self._drop_next_frame(random.choice(may))
+        return True
+
+    def lose_last_frame_at_only_server(self, random: Random, wanted: Collection[str] = ()) -> str:
+        """Cut the initiator of a stream off from all servers but the one that carries the stream, and let this server
+        drop the only frame that the initiator then sends. The initiator finds no other server, so the stream has to
+        continue over the same one.
+
+        The faults of this server, of the two clients and of the paths between them are repaired first.
+
+        :param wanted: names of clients. The initiator is one of them if one of them has such a stream.
+        :returns: name of the initiator; empty if no such stream became idle.
+        :raises PromiseBroken: the data does not arrive, although both clients stay connected to the server.
+        """
+        may = [talker for talker in self._streams.open if self._is_initiator(talker) and self._can_stay(talker)]
+        may = [talker for talker in may if self._streams.initiator_of(talker) in wanted] or may
+        if not may:
+            return ""
         talker = random.choice(may)
+        server = self._server_of(talker)
+        self._repair(talker, server)
+        self._lab.network.wait_for(lambda: self._is_idle(talker), IDLE_TIMEOUT, 0.01)
+        if not self._is_idle(talker) or self._server_of(talker) != server or not self._can_stay(talker):
+            return ""
+        name = self._streams.initiator_of(talker)
+        others = [one for one in self._lab.servers if one != server]
+        cut = [path for one in others for path in self._paths(name, one) if path.cut_since is None]
+        for path in cut:
+            path.cut_since = self._lab.clock.seconds()
+        self._drop_next_frame(talker)
+        self._lab.network.wait_for(
+            lambda: talker.acknowledged == talker.sent or not self._are_connected(talker, server), ARRIVAL_TIMEOUT, 0.1
+        )
+        if talker.acknowledged != talker.sent and self._are_connected(talker, server):
+            raise PromiseBroken(
+                f"a frame that {server} has dropped does not arrive, although both clients are connected to {server}"
+            )
+        for path in cut:
+            path.cut_since = None
+        return name
+
+    def _can_stay(self, talker: Talker) -> bool:
+        """Whether the server that carries a stream can also carry it after it was resumed. Servers of 2019 cannot."""
+        server = self._server_of(talker)
+        return server not in self._lab.old_servers and self._route_of(talker) is not None
+
+    def _repair(self, talker: Talker, server: str) -> None:
+        """Repair the faults of a server, and those of the paths between it and the clients of a stream. Let both ends
+        read."""
+        self._lab.network.host(server).resume()
+        for client in (self._streams.initiator_of(talker), self._streams.responder_of(talker)):
+            for path in self._paths(client, server):
+                path.cut_since = None
+                path.loss = path.reorder = path.rate = 0.0
+        for end in (talker, talker.other):
+            if end is not None and end.transport is not None:
+                stream_of(end).resumeProducing()
+
+    def _are_connected(self, talker: Talker, server: str) -> bool:
+        """Whether both clients of a stream are connected to a server, and the stream has not ended."""
+        if server not in self._lab.servers or talker.lost is not None:
+            return False
+        connections = self._lab.servers[server].factory.relay.connections
+        names = (self._streams.initiator_of(talker), self._streams.responder_of(talker))
+        return all(connections.of_key(bytes(self._lab.key(name).public)) for name in names)
+
+    def _drop_next_frame(self, talker: Talker) -> None:
+        """Let an end send a frame, which the server of its stream drops."""
         route = self._route_of(talker)
         assert route is not None
         _FrameDroppingPort(route.peer, route.to_id)
         talker.say(LAST_FRAME_SIZE)
-        return True
+
+    def _paths(self, client: str, server: str) -> Sequence[Path]:
+        network = self._lab.network
+        return network.both_ways(network.host(client), network.host(server))
 
     def _route_of(self, talker: Talker) -> Route | None:
         """Return the route, at the server of an initiator's stream, by which the server forwards the initiator's
@@ -187,13 +262,8 @@ class SingleFaults:
 
     def _client_paths(self, server: str = "") -> list[Path]:
         """Return the paths between clients and a server, or all servers, in both directions."""
-        network = self._lab.network
-        return [
-            path
-            for client in self._clients
-            for name in ([server] if server else self._servers)
-            for path in network.both_ways(network.host(client), network.host(name))
-        ]
+        servers = [server] if server else self._servers
+        return [path for client in self._clients for name in servers for path in self._paths(client, name)]
 
     def go_half_open(self, random: Random) -> None:
         """Give a client a new address, without a packet to either end of its connections. The client connects again at
@@ -207,7 +277,7 @@ class SingleFaults:
         self._lab.network.host(name).lose_silently(
             lambda host: 0.0 if host == name else LATE_NOTICE if host in old else KEEPALIVE
         )
-        self._lab.network.run(LATE_NOTICE + REACHABLE_TIMEOUT)
+        self._lab.network.run((LATE_NOTICE if old else KEEPALIVE) + REACHABLE_TIMEOUT)
         key = bytes(client.public_key)
         # Visited servers do not count, because the client's entry does not name them.
         links = client._set.links.values()  # noqa: SLF001  # Clients do not show which of their connections last.

@@ -23,6 +23,7 @@ _PARTIES: dict[str, Sequence[str]] = {
     "wall clock": (*_CLIENTS, *_SERVERS, DISCOVERY),
     **dict.fromkeys(("kill client", "half-open"), _CLIENTS),
     "kill discovery": (DISCOVERY,),
+    "lost last frame": (INITIATOR,),
 }
 
 

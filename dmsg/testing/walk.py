@@ -103,9 +103,10 @@ class Walk:
             "lying end": self._liars.lie_at_an_end,
             **dict.fromkeys(DISCOVERY_LIE_OF_FAULT, self._liars.lie_of_discovery),
         }
-        self._kills: dict[str, Callable[[Step], str]] = {
+        self._of_one_host: dict[str, Callable[[Step], str]] = {
             "kill client": self._kill_client,
             "kill discovery": self._kill_discovery,
+            "lost last frame": self._lose_last_frame,
         }
 
     @property
@@ -259,6 +260,11 @@ class Walk:
                 self._liars.watch_discovery(discovery)
         return name
 
+    def _lose_last_frame(self, step: Step) -> str:
+        """Lose a frame at the only server that the initiator of a stream reaches. Return the name of the initiator."""
+        self._liars.stop_lying()
+        return self._single.lose_last_frame_at_only_server(Random(step.chance), self._aimed_hosts(step))
+
     # --- steps ---
 
     def _do(self, step: Step) -> None:
@@ -292,9 +298,10 @@ class Walk:
 
     def _make(self, step: Step) -> Sequence[str]:
         """Cause a fault. Return the names of the hosts to which it happened."""
-        kill, own = self._kills.get(step.fault), self._own.get(step.fault)
-        if kill is not None:
-            return (kill(step),)
+        of_one_host, own = self._of_one_host.get(step.fault), self._own.get(step.fault)
+        if of_one_host is not None:
+            name = of_one_host(step)
+            return (name,) if name else ()
         if own is not None:
             own(step)
             return ()

@@ -28,7 +28,11 @@ DISCOVERY_LIE_OF_FAULT = {"honest discovery": "", **{f"discovery: {kind}": kind 
 """Kind of lies that discovery tells after each of these faults, by the name of the fault. After the fault with an empty
 kind, discovery is honest again."""
 STRANGER_FAULTS = ("strangers flood", "strangers resume", "strangers resume", "lying end", "lying end")
-FAULTS = (*faults.BY_NAME, "open", "open", "finish", "small pieces", "kill client", "kill discovery")
+FAULTS = (
+    *faults.BY_NAME,
+    *("open", "open", "finish", "small pieces"),
+    *("kill client", "kill discovery", "lost last frame"),
+)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
 # Walks with lies have no jumps of the clock, because a jump also affects the bystanders: their PINGs time out, and
 # their servers are checked.

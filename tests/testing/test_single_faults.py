@@ -8,7 +8,9 @@ from random import Random
 from typing import Any
 
 from dmsg.clients.publish import EntryPublisher
+from dmsg.errors import CloseReason
 from dmsg.streams import streams
+from dmsg.streams.carrier import TransportCarrier
 from dmsg.streams.core.resumption import ResumableEnd
 from dmsg.streams.streams import STALL_TIME
 from dmsg.testing.lab import Lab
@@ -101,6 +103,52 @@ class SingleFaultTests(WalkCase):
     def test_a_client_that_never_notices_a_stall_is_found(self) -> None:
         self.patch(streams, "STALL_TIME", 1e6)
         self.found("the awaited condition did not become true", [partial(self.lose_last_frame, 2)])
+
+    def lose_last_frame_at_only_server(self, servers: int) -> Network:
+        """Lose the last frame of an initiator that reaches only the server of its stream."""
+        network = Network(1, servers)
+        self.assertEqual(network.single.lose_last_frame_at_only_server(network.random), "alice")
+        return network
+
+    def test_a_last_frame_arrives_over_the_only_server_that_its_initiator_reaches(self) -> None:
+        for servers in (1, 2):
+            network = self.lose_last_frame_at_only_server(servers)
+            self.assertEqual(network.streams.acknowledged, 100)
+            self.assertGreater(network.lab.clock.seconds(), STALL_TIME)
+            paths = network.single._client_paths()
+            self.assertEqual([path.cut_since for path in paths], [None] * len(paths))
+
+    def test_a_stall_without_consequence_is_found(self) -> None:
+        leave, suspend = TransportCarrier.leave, streams.Streams.suspend
+
+        def leave_others(carrier: Any, reason: int) -> None:
+            if reason != CloseReason.STALLED:
+                leave(carrier, reason)
+
+        def suspend_others(table: Any, stream: Any, reason: int) -> None:
+            if reason != CloseReason.STALLED:
+                suspend(table, stream, reason)
+
+        self.patch(TransportCarrier, "leave", leave_others)
+        self.patch(streams.Streams, "suspend", suspend_others)
+        for servers in (1, 2):
+            self.found(
+                "does not arrive, although both clients are connected to server-",
+                [partial(self.lose_last_frame_at_only_server, servers)],
+            )
+
+    def test_the_faults_of_a_server_are_repaired_before_it_drops_a_frame(self) -> None:
+        network = Network(1, 1)
+        path, _ = network.lab.network.both_ways(*map(network.lab.network.host, ("bob", "server-1")))
+        path.cut_since, path.loss, path.rate = network.lab.clock.seconds(), 0.3, 1000.0
+        network.lab.network.host("server-1").pause()
+        self.assertEqual(network.single.lose_last_frame_at_only_server(network.random, ("alice", "carol")), "alice")
+        self.assertEqual((path.cut_since, path.loss, path.rate), (None, 0.0, 0.0))
+
+    def test_a_server_of_2019_is_not_the_only_one_that_is_reached(self) -> None:
+        network = Network(1, 1)
+        network.lab.old_servers.add("server-1")
+        self.assertEqual(network.single.lose_last_frame_at_only_server(network.random), "")
 
     def test_a_client_with_dead_connections_becomes_reachable_again(self) -> None:
         for is_old in (False, True):
