@@ -12,9 +12,11 @@ a repeated transfer sends only what is missing; and after the faults every trans
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -430,6 +432,27 @@ class CodeWalk:
         self._liars.clear()
 
 
+@contextmanager
+def _empty_home(home: Path) -> Iterator[None]:
+    """Context manager in which this process has an empty home directory.
+
+    A sender refuses to send the files of dmsg itself. In the real home directory it would look for the files of the
+    person who runs the walk, which takes time, and a walk would depend on them.
+
+    :param home: path of the directory, which is created.
+    """
+    before = dict(os.environ)
+    home.mkdir()
+    for name in [name for name in before if name.startswith(("DMSG_", "XDG_"))]:
+        del os.environ[name]
+    os.environ["HOME"] = os.fspath(home)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def follow(plan: Plan) -> Done:
     """Run the walk of a plan.
 
@@ -440,6 +463,7 @@ def follow(plan: Plan) -> Done:
         tempfile.TemporaryDirectory(prefix="dmsg-code-walk-") as directory,
         repeatable_lab(plan.seed, trace=trace) as lab,
         work_on_hosts(lab.network),
+        _empty_home(Path(directory) / "home"),
     ):
         walk = CodeWalk(lab, trace, plan, Path(directory))
         with explained(plan.seed, walk, trace):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
@@ -10,8 +11,10 @@ from typing import Any
 from twisted.internet.interfaces import IProtocol
 from twisted.python.failure import Failure
 
+from dmsg.apps import exposure
 from dmsg.apps.codes.pake import WrongCode
 from dmsg.apps.codes.stream import CodeEnd, CodeFactory
+from dmsg.apps.parcels import walk as parcels_walk
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.walk import OfferedFiles
 from dmsg.testing.code_kinds import (
@@ -73,6 +76,22 @@ class CodeWalkTests(WalkCase):
         self.assertLessEqual(faults - {"lies"}, set(FAULTS))
         self.assertLessEqual({REPLACE_PARTLY_RECEIVED, LENGTHEN, OVERWRITE, FULL_DISK}, coverage.kinds)
         self.assertEqual({cell.state for cell in coverage.reached}, set(STATES))
+
+    def test_a_walk_does_not_look_for_files_in_the_real_home_directory(self) -> None:
+        homes: set[str] = set()
+        look = exposure.own_files
+
+        def note_home() -> exposure.OwnFiles:
+            homes.add(os.environ["HOME"])
+            return look()
+
+        self.patch(exposure, "own_files", note_home)
+        self.patch(parcels_walk, "own_files", note_home)
+        before = dict(os.environ)
+        follow(draw_plan(SHORTEST, 1))
+        self.assertEqual([os.path.basename(home) for home in homes], ["home"])
+        self.assertNotIn(before.get("HOME"), homes)
+        self.assertEqual(dict(os.environ), before)
 
     def test_a_seed_repeats_a_walk(self) -> None:
         one, two = _walk(SHORTEST), follow(draw_plan(SHORTEST, STEPS))
