@@ -176,12 +176,13 @@ class _Walks:
         self._is_steered = is_steered
         self._first = int.from_bytes(os.urandom(4), "big")
         self._count = self._amount = 0
+        self._cpu_seconds = 0.0
         self._told: Counter[str] = Counter()
         self._covered: WalkCoverage | None = None
 
     def walk(self, seconds: float) -> None:
         """Run walks for some seconds, or until one fails; then print the command that repeats this walk."""
-        end = time.monotonic() + seconds
+        end, before = time.monotonic() + seconds, time.process_time()
         while time.monotonic() < end:
             seed = self._first + self._count
             aims = self._aims
@@ -194,6 +195,7 @@ class _Walks:
                 sys.stdout.write(f"failed: {self._command} --seed {seed}{aimed} --shrink\n")
                 raise
             self._add(done)
+        self._cpu_seconds = time.process_time() - before
 
     def _add(self, done: Done) -> None:
         self._count += 1
@@ -211,6 +213,7 @@ class _Walks:
         """
         last = self._first + self._count - 1
         text = f"{self._count} walks, seeds {self._first} to {last}: {self._amount} {amount}\n"
+        text += f"{self._count / max(self._cpu_seconds, 1e-3):.2f} walks a second of processor time\n"
         if self._told:
             text += f"lies told: {counted(self._told)}\n"
         return text if self._covered is None else text + coverage_text(self._covered)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.testing.determinism import Trace
 from dmsg.testing.lab import Lab
-from dmsg.testing.plan import Aim
+from dmsg.testing.plan import Aim, Plan
 from dmsg.testing.promise import Fixed, Talker, Talkers
 from dmsg.testing.stream_places import (
     OTHER_CLIENT,
@@ -23,7 +25,7 @@ from dmsg.testing.stream_places import (
     state_of,
 )
 from dmsg.testing.walk import follow, walk
-from dmsg.testing.walk_command import coverage_text
+from dmsg.testing.walk_command import Done, _Walks, coverage_text
 from dmsg.testing.walk_coverage import Cell, WalkCoverage
 from dmsg.testing.walk_kinds import EVERY_LIE, WAYS, draw_plan
 
@@ -179,3 +181,12 @@ class WalkCoverageTests(SynchronousTestCase):
         happened = done.coverage.kinds
         self.assertLessEqual(set(done.faults), happened)
         self.assertTrue(any(kind.startswith("lie: ") for kind in happened), happened)
+
+    def test_the_summary_of_walks_says_how_fast_they_were(self) -> None:
+        walks = _Walks("", lambda seed, aims: Plan(seed, ()), lambda plan: Done(2, [], Trace()), (), is_steered=False)
+        now, used = iter((0.0, 0.5, 1.5)), iter((1.0, 5.0))
+        self.patch(time, "monotonic", lambda: next(now))
+        self.patch(time, "process_time", lambda: next(used))
+        walks.walk(1.0)
+        seeds = r"1 walks, seeds (\d+) to \1"
+        self.assertRegex(walks.text("bytes"), rf"^{seeds}: 2 bytes\n0\.25 walks a second of processor time\n$")
