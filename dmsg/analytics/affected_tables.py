@@ -40,7 +40,7 @@ from dmsg.analytics.gold import abuse, traffic
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_tables import OF_TRANSPORTS, as_rows, rows_of_table
 from dmsg.analytics.parquet import arrow_schema
-from dmsg.analytics.rewrites import Rewrite, find_groups, find_rewrites
+from dmsg.analytics.rewrites import Rewrite, find_groups, find_rewrites, read_groups
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import FAMILIES, SILVER
 from dmsg.analytics.store import NUMBERS, SUMS, unrefined
@@ -58,7 +58,16 @@ _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
     "latency_hour": traffic.add_latency_hour,
 }
 """Functions that add the numbers of new transport events to stored rows, by table."""
-TABLES = ("sessions", "verdicts", "unfinished", "settlement_conflict_day", "abuse_day", *_BY_GROUPS, *_SUMS_OF)
+TABLES = (
+    "sessions",
+    "verdicts",
+    "unfinished",
+    "settlement_day",
+    "settlement_conflict_day",
+    "abuse_day",
+    *_BY_GROUPS,
+    *_SUMS_OF,
+)
 """Tables that this module computes."""
 
 
@@ -202,16 +211,18 @@ class AffectedTables:
 
         :param name: one of :data:`TABLES`.
         """
-        if name == "sessions":
-            return self._sessions(days)
-        if name == "verdicts":
-            return self._replaced_verdicts(days)
+        of_table = {
+            "sessions": self._sessions,
+            "verdicts": self._replaced_verdicts,
+            "settlement_day": self._settlement_day,
+            "abuse_day": self._abuse_day,
+        }
+        if name in of_table:
+            return of_table[name](days)
         if name in _SUMS_OF:
             return self._by_sums(name, days)
         if name in _BY_GROUPS:
             return self._by_groups(name, days)
-        if name == "abuse_day":
-            return Rows(self._abuse_day(days))
         if self._verdict_days is None:
             raise WholeDays
         verdicts = self._verdicts(self._verdict_days)
@@ -322,6 +333,19 @@ class AffectedTables:
         self._verdict_days = days
         return Rows(fresh, rewrites)
 
+    def _settlement_day(self, days: tuple[str, ...]) -> Rows:
+        """Return the rows of the servers with new verdicts, computed from all verdicts on these servers."""
+        if self._verdict_days is None:
+            raise WholeDays
+        servers = Groups(("server",), [pa.table({"server": self._transports.first_texts})])
+        verdicts = rows_of_table(
+            read_groups(self._lake.table("silver", "verdicts"), days, servers), SILVER["verdicts"].schema
+        )
+        read = {"verdicts": verdicts}.__getitem__
+        table = self._lake.table("gold", "settlement_day")
+        rows = _rows_of(daily_tables(read, read)["settlement_day"](), table.schema)
+        return Rows(rows, find_groups(table, days, servers))
+
     def _replace_rows(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> Rows:
         """Return new rows that replace the stored rows of the affected transports.
 
@@ -342,7 +366,7 @@ class AffectedTables:
         rewrites = find_groups(table, days, groups.renamed(_BY_GROUPS[name]))
         return Rows(_rows_of(tables[name](), table.schema), rewrites)
 
-    def _abuse_day(self, days: tuple[str, ...]) -> pa.Table:
+    def _abuse_day(self, days: tuple[str, ...]) -> Rows:
         """Return the rows of ``abuse_day``. Scores of refusals or of entries are computed again only if there are new
         refusals or entries, and scores of unanswered requests only for the clients of new requests.
         """
@@ -365,7 +389,7 @@ class AffectedTables:
             silver.refusals(events["refusal"]), silver.transports(events["transport"]), silver.entries(events["entry"])
         )
         computed = _rows_of(rows, self._lake.table("gold", "abuse_day").schema)
-        return pa.concat_tables([stored.filter(pc.invert(former)), computed])
+        return Rows(pa.concat_tables([stored.filter(pc.invert(former)), computed]))
 
     def _by_sums(self, name: str, days: tuple[str, ...]) -> Rows:
         """Return the rows of the servers with new events."""

@@ -11,7 +11,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import file_texts
+from dmsg.analytics import file_texts, rewrites
 from dmsg.analytics.affected_rows import Groups, read_events
 from dmsg.analytics.affected_tables import AffectedTables, Rows
 from dmsg.analytics.file_texts import FileTexts
@@ -241,8 +241,16 @@ class AffectedServersTests(TwoServersCase):
         self.closed(S1, "late", rtt=[1] * 34)
         self.ended(S1, 1, "12:13:00")
         found = self.late_run()
-        for name in ("traffic_hour", "close_day", "latency_hour", "pair_day", "verdicts", "sessions"):
+        for name in ("traffic_hour", "close_day", "latency_hour", "pair_day", "verdicts", "settlement_day", "sessions"):
             self.assertEqual(found[name], {S1}, name)
+
+    def test_many_verdicts_on_a_server_are_not_read_into_memory(self) -> None:
+        self.two_sessions()
+        self.closed(S1, "late")
+        with patch.object(rewrites, "MAX_STORED_ROWS", 1):
+            found = self.late_run()
+        self.assertIn("verdicts", found)
+        self.assertNotIn("settlement_day", found)
 
     def test_the_end_of_a_process_changes_its_lost_sessions(self) -> None:
         """A session that was lost with its process ends with the last event of the process."""
