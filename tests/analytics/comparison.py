@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,10 @@ def compare(lake: Lake, spool: Path, checked: Path, today: date) -> dict[str, li
     state = lake.state()
     found = {}
     for name in queries(today):
-        gold = [row.asDict() for row in lake.read("gold", name, state).collect()]
+        gold = [
+            {key: value.replace(tzinfo=None) if isinstance(value, datetime) else value for key, value in row.items()}
+            for row in lake.stored("gold", name, state).to_pylist()
+        ]
         found[name] = unlike(name, gold, base, today)
     base.close()
     return found

@@ -14,7 +14,7 @@ from dmsg.analytics.attention import SLOW_SAMPLES
 from dmsg.analytics.explain import Section, _latency, _life, _settlement, _spans, explain, find_server
 from dmsg.cli.output import EXIT_PIPE
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, S1, S2, LakeCase
+from tests.analytics.support import DAY, S1, S2, LakeCase, run_here
 
 PROGRAM = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()")
 
@@ -153,13 +153,12 @@ class TablesTests(LakeCase):
         root = Story.told().pipeline().lake.root
 
         def said(*arguments: str) -> tuple[str, str, int]:
-            command = (*PROGRAM, "analytics", "explain", "--out", root, *arguments)
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/nonexistent"})
-            return done.stdout, done.stderr, done.returncode
+            return run_here("explain", "--out", root, *arguments)
 
-        out, err, status = said(S2, str(DAY), "--json")
-        self.assertEqual((err, status), ("", 0))
-        lines = [json.loads(line) for line in out.splitlines()]
+        command = (*PROGRAM, "analytics", "explain", "--out", root, S2, str(DAY), "--json")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/nonexistent"})
+        self.assertEqual((done.stderr, done.returncode), ("", 0))
+        lines = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual([line["section"] for line in lines], list(self.sections(S2)))
         out, err, status = said(S2, str(DAY))
         self.assertEqual((err, status), ("", 0))

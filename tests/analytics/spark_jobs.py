@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -33,7 +34,7 @@ from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.store import batch_of, unrefined
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, Memory, write_file
+from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, Memory, key, run_here, write_file
 
 
 def command(root: str, *arguments: str) -> str:
@@ -58,12 +59,13 @@ class TakenUpTests(LakeCase):
         write_file(self.spool / f"events-{number}.jsonl.gz", [], end=False, garbage=[b"hello %d" % number])
 
     def lines(self) -> list[str]:
-        return sorted(row.line for row in self.pipeline().lake.quarantine().collect())
+        rows = self.pipeline().lake.ask("", "bronze", State(), "SELECT line FROM it WHERE family = 'quarantine'")
+        return sorted(row["line"] for row in rows)
 
     def files(self, state: State) -> set[str]:
-        rows = self.pipeline().lake.read("silver", "files", state).collect()
-        self.assertEqual(len(rows), len({row.file for row in rows}))
-        return {row.file.rpartition("/")[2] for row in rows}
+        files = self.pipeline().lake.stored("silver", "files", state)["file"].to_pylist()
+        self.assertEqual(len(files), len(set(files)))
+        return {file.rpartition("/")[2] for file in files}
 
     def killed_at(self, step: str) -> None:
         """A run that ends there."""
@@ -127,11 +129,16 @@ class TakenUpTests(LakeCase):
         self.assertEqual(self.run_jobs().state, second.state)
 
 
-class DoubledTests(SynchronousTestCase):
-    """Events that came twice, in memory."""
+ONCE, TWICE, ONE_FOR_ONE, TWO_FOR_TWO, OTHER_LAST, OTHER_FIRST = (key(number) for number in range(1, 7))
+"""Servers whose events come once, twice, with duplicates in the place of as many others, and with two that differ."""
 
-    def rows(self) -> list[dict[str, Any]]:
-        boot = Boot(S1, "boot-1")
+
+class DoubledTests(SynchronousTestCase):
+    """Events that came twice, in memory. The tables of all servers are computed once."""
+
+    @staticmethod
+    def rows(server: str) -> list[dict[str, Any]]:
+        boot = Boot(server, "boot-1")
         boot.event("start", DAY, "08:00:00", capacity=5)
         boot.beats(DAY, "08:00:30", 20, sessions=1, transports=0, capacity=5, bytes=7)
         for minute in range(10):
@@ -140,31 +147,46 @@ class DoubledTests(SynchronousTestCase):
             boot.event("transport_refuse", DAY, f"08:{30 + minute}:40", src="a", reason="rate_limited", n=20)
         return boot.rows
 
+    @classmethod
+    @cache
+    def memory(cls) -> Memory:
+        """The tables of all servers."""
+        twice = cls.rows(TWICE)
+        events = [*cls.rows(ONCE), *twice[3:], *twice[:45], *twice[40:42]]
+        # The second server has the right sum of event numbers, too.
+        for server, (gone, again) in ((ONE_FOR_ONE, ([10], [20])), (TWO_FOR_TWO, ([10, 12], [11, 11]))):
+            rows = cls.rows(server)
+            events += [*(row for row in rows if row["seq"] not in gone), *(rows[number] for number in again)]
+        last, first = cls.rows(OTHER_LAST), cls.rows(OTHER_FIRST)
+        other = {"bytes": 1_000_000}
+        events += [*last, last[5] | other, first[5] | other, *first]
+        return Memory(events)
+
+    def of(self, server: str, table: str) -> list[dict[str, Any]]:
+        """Return the rows of a server, without its name."""
+        rows = [dict(row) for row in self.memory().table(table)]
+        return [row for row in rows if server in (row.pop("server", None), row.pop("producer", None))]
+
     def test_duplicate_events_count_once(self) -> None:
-        rows = self.rows()
-        once, twice = Memory(rows), Memory([*rows[3:], *rows[:45], *rows[40:42]])
         for name in ("server_hour", "close_day", "session_day", "refusal_hour"):
-            self.assertEqual(twice.table(name), once.table(name), name)
-            self.assertTrue(once.table(name), name)
-        (quality,) = twice.table("quality_day")
+            self.assertEqual(self.of(TWICE, name), self.of(ONCE, name), name)
+            self.assertTrue(self.of(ONCE, name), name)
+        self.assertEqual([row["transports"] for row in self.of(ONCE, "close_day")], [10])
+        (quality,) = self.of(TWICE, "quality_day")
         self.assertEqual((quality["events"], quality["distinct_events"], quality["missing"]), (95, 51, 0))
         self.assertEqual(quality["duplicates"], 44)
 
     def test_missing_and_duplicate_events_in_equal_number_are_found(self) -> None:
         """The number of events is right, but the sum or the sum of squares of their numbers is not."""
-        rows = self.rows()
-        for gone, again in (([10], [20]), ([10, 12], [11, 11])):  # The second case also has the right sum.
-            (quality,) = Memory([*(row for row in rows if row["seq"] not in gone), *(rows[n] for n in again)]).table(
-                "quality_day"
-            )
-            found = (quality["duplicates"], quality["missing"], quality["expected"])
-            self.assertEqual(found, (len(again), len(gone), 51))
+        for server, count in ((ONE_FOR_ONE, 1), (TWO_FOR_TWO, 2)):
+            (quality,) = self.of(server, "quality_day")
+            self.assertEqual((quality["duplicates"], quality["missing"], quality["expected"]), (count, count, 51))
 
     def test_of_two_that_differ_it_is_always_the_same(self) -> None:
-        rows = self.rows()
-        other = {**rows[5], "bytes": 1_000_000}
-        found = [Memory(some).table("server_hour") for some in ([*rows, other], [other, *rows])]
+        """The order in which they come makes no difference."""
+        found = [self.of(server, "server_hour") for server in (OTHER_LAST, OTHER_FIRST)]
         self.assertEqual(found[0], found[1])
+        self.assertTrue(found[0])
 
     def test_what_is_near_to_midnight_touches_the_day_beside(self) -> None:
         boot, receipts = Boot(S1, "boot-1"), Boot(S1, "receipts")
@@ -380,7 +402,8 @@ class RoomTests(LakeCase):
             self.assertEqual(self.days(name, layer), {str(NEXT)}, name)
         for name in ("uptime_day", "quality_day", "public_day"):
             self.assertLessEqual(self.days(name), {str(NEXT)}, name)
-        self.assertIn("every day would be removed", self.command("forget", "--before", "2030-01-01"))
+        _, error, _ = run_here("forget", "--out", str(self.out), "--before", "2030-01-01")
+        self.assertIn("every day would be removed", error)
         # The removed days' input files still exist, and the pipeline remembers them.
         before = self.pipeline().lake.state()
         self.assertEqual(Story.told().run_jobs(self.out).state, before)
@@ -400,7 +423,7 @@ class RoomTests(LakeCase):
         self.assertRaisesRegex(LakeError, "taken over", lake.write, rows, "gold", "placement", 99)
         self.assertEqual(lake.table("gold", "placement").version(), version)
         shutil.rmtree(f"{lake.root}/gold/boot")
-        self.assertIn("was removed", self.command("attention"))
+        self.assertIn("was removed", run_here("attention", "--out", lake.root)[1])
         shutil.rmtree(f"{lake.root}/runs")
         self.assertRaisesRegex(LakeError, "runs, the list of valid tables, is missing", self.run_jobs)
 

@@ -8,9 +8,20 @@ from typing import Any
 from dmsg.analytics import functions as F, silver
 from dmsg.analytics.gold import traffic
 from dmsg.analytics.gold.reasons import MANY, MAX_REASONS
-from dmsg.analytics.lake import with_types
 from dmsg.analytics.schemas import BRONZE, DAILY
-from tests.analytics.support import DAY, DISCOVERY, NEXT, S1, S2, Boot, RulesCase, frame, key, rows_of
+from tests.analytics.support import (
+    DAY,
+    DISCOVERY,
+    NEXT,
+    S1,
+    S2,
+    Boot,
+    RulesCase,
+    computed,
+    frame_in_memory,
+    key,
+    rows_of,
+)
 
 THIRD = DAY + timedelta(2)
 
@@ -239,15 +250,14 @@ class ReasonsTests(RulesCase):
     def test_late_reasons_count_as_if_they_had_come_at_once(self) -> None:
         for counts in ((60, 40), (60, 60), (120, 5)):
             parts = [self.events(S1, counts[0]), self.events(S1, counts[1], counts[0])]
+            # A run adds the events that came late in memory.
             early, late = (
-                silver.transports(frame([one for one in part if one["type"] == "transport_close"], BRONZE)).withColumn(
-                    "dt", F.lit(DAY)
-                )
+                silver.transports(
+                    frame_in_memory([one for one in part if one["type"] == "transport_close"], BRONZE)
+                ).withColumn("dt", F.lit(DAY))
                 for part in parts
             )
-            added = rows_of(
-                with_types(traffic.add_close_day(traffic.close_day(early), late), DAILY["close_day"].schema)
-            )
-            at_once = traffic.close_day(early.unionByName(late))
-            self.assertEqual(added, rows_of(with_types(at_once, DAILY["close_day"].schema)))
-            self.assertEqual(len(added), 1 if sum(counts) > MAX_REASONS else sum(counts))
+            added = computed(traffic.add_close_day(traffic.close_day(early), late), DAILY["close_day"].schema)
+            at_once = computed(traffic.close_day(early.unionByName(late)), DAILY["close_day"].schema)
+            self.assertEqual(rows_of(added), rows_of(at_once))
+            self.assertEqual(added.num_rows, 1 if sum(counts) > MAX_REASONS else sum(counts))

@@ -20,7 +20,7 @@ from dmsg.analytics.simulate.traffic import receipt_lines
 from dmsg.analytics.store import Store
 from tests.analytics.spark_sql import PROGRAM
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, S1, S2, S3, spark
+from tests.analytics.support import DAY, S1, S2, S3, run_here, spark
 
 
 def judged(receipts: pa.Table, awake: int = 24) -> list[Dealing]:
@@ -181,19 +181,16 @@ class PlantedTests(SynchronousTestCase):
 class CommandTests(SynchronousTestCase):
     """The command on the tables of two servers."""
 
-    def said(self, *arguments: str) -> tuple[str, str, int]:
-        command = (*PROGRAM, "analytics", "self-dealing", "--out", str(Story.told().out), *arguments)
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/nonexistent"})
-        return done.stdout, done.stderr, done.returncode
-
     def test_the_command_works_without_java(self) -> None:
-        out, err, status = self.said(str(DAY))
-        self.assertEqual((out, err, status), (f"{DAY}: 0 of 2 servers with credit have a flag\n", "", 0))
-        out, _, _ = self.said(str(DAY), "--json")
-        rows = {row["server"]: row for row in map(json.loads, out.splitlines())}
+        options = ("self-dealing", "--out", str(Story.told().out))
+        text = f"{DAY}: 0 of 2 servers with credit have a flag\n"
+        self.assertEqual(run_here(*options, str(DAY)), (text, "", 0))
+        command = (*PROGRAM, "analytics", *options, str(DAY), "--json")
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": "/nonexistent"})
+        rows = {row["server"]: row for row in map(json.loads, done.stdout.splitlines())}
         # Of t1 (15,000), and of u1 and u2 (1,000,000 each, by the smaller word).
         self.assertEqual({name: row["credited"] for name, row in rows.items()}, {S1: 15_000, S2: 2_000_000})
-        self.assertIn("the tables have no data of 2020-01-01", self.said("2020-01-01")[1])
+        self.assertIn("the tables have no data of 2020-01-01", run_here(*options, "2020-01-01")[1])
 
     def test_too_many_pairs_are_not_judged(self) -> None:
         self.patch(explain, "MAX_PAIRS", 0)

@@ -9,10 +9,9 @@ from random import Random
 from typing import Any, ClassVar
 from unittest.mock import patch
 
-from dmsg.analytics import memory_tables
+from dmsg.analytics import memory_tables, shards
 from dmsg.analytics.affected_tables import AffectedTables, Rows
 from dmsg.analytics.schemas import GOLD
-from dmsg.analytics.shards import LargeDays
 from tests.analytics.inputs import Inputs
 from tests.analytics.support import DAY, DISCOVERY, NEXT, S1, S2, S3, Boot, LakeCase, ms, write_file
 
@@ -41,21 +40,38 @@ class Story(LakeCase):
     """Inputs of the tables, noted in the first run, which computes all of them."""
     affected: ClassVar[set[str]] = set()
     """Tables of which the second run replaced only the rows that its events affect."""
+    warnings: ClassVar[list[str]] = []
+    """Warnings of the first run about executors that cannot compute tables."""
+
+    @classmethod
+    def written(cls) -> Story:
+        """Return a story whose files no run has read."""
+        story = cls("write")
+        story.setUp()
+        story.write()
+        return story
 
     @classmethod
     def told(cls) -> Story:
         """The story, with the tables computed from it."""
         if not cls._told:
-            story = cls("write")
-            story.setUp()
-            story.write()
+            story = cls.written()
             late = story.hold_back(Random(5), 0.1)
+
+            # Spark's workers get the code of a local function, and need not import this module.
+            def fail_to_import(job: Any, groups: Any) -> Any:
+                """Fail as a task does on a machine without Arrow."""
+                raise ImportError("no pyarrow")
+
             with (
                 cls.inputs.noted(),
                 patch.object(memory_tables, "MEMORY_ROWS", 0),
-                patch.object(LargeDays, "are_needed", return_value=False),
+                patch.object(shards, "divide_files", fail_to_import),
+                patch.object(shards, "sum_files", fail_to_import),
+                patch.object(shards, "_log") as log,
             ):
                 story.run_jobs()
+            cls.warnings += [call.args[0] for call in log.warning.call_args_list]
             for path, rows in late.items():
                 write_file(path, rows)
             rows_of = AffectedTables.rows
