@@ -1,4 +1,7 @@
-"""Rules of gold that the story does not reach, each from a few rows of the tables it reads."""
+"""Rules of gold that the story does not reach, each from a few rows of the tables it reads.
+
+Arrow computes them here. ``spark_tables`` has the tables of both engines, and ``spark_memory`` each operation.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from dmsg.analytics.gold.histograms import FIRST_MS, SHARES, percentile
 from dmsg.analytics.schemas import BRONZE, DAILY, LIES, OVERALL, SILVER
 from dmsg.analytics.store import NUMBERS
 from dmsg.telemetry.schema import BUCKETS
-from tests.analytics.support import DAY, DISCOVERY, NEXT, NOW, S1, S2, S3, frame, ms, rows_of
+from tests.analytics.support import DAY, DISCOVERY, NEXT, NOW, S1, S2, S3, frame_in_memory as frame, ms, rows_of
 
 TODAY = NOW.date()
 
