@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from dmsg.analytics.gold import settlement
 from dmsg.analytics.schemas import LIES
@@ -98,90 +98,115 @@ class Words(RulesCase):
         return {row["server"]: row for row in self.made("settlement_day")}
 
 
-class CutTests(Words):
-    """Bounds that both ends can prove for a transport that was cut off."""
+HONEST, LIAR, EARLY, EARLY_LIAR, PEER_LOST = (key(number) for number in range(1, 6))
+FRIEND_SENDS, FRIEND_RECEIVES, GENEROUS = (key(number) for number in range(6, 9))
+CLAIMS = ((key(11), "src", 1.03), (key(12), "server", 1.03), (key(13), None, 3.0), (key(14), "server", 1.0))
+"""Servers that name themselves or a client as the one who ended their transports, and by how much they lie."""
+DENIED, SIDED, STRANGERS = (key(number) for number in range(21, 24))
+RESTARTED = key(31)
 
-    def test_who_lies_and_who_does_not(self) -> None:
-        honest, liar, early, early_liar, peer_lost = (key(number) for number in range(1, 6))
-        friend_sends, friend_receives, generous = (key(number) for number in range(6, 9))
-        self.overflowing(honest)
-        self.overflowing(liar, lie=1.03)
-        self.left_early(early)
-        self.left_early(early_liar, lie=1.03)
+
+class CutTests(Words):
+    """Bounds that both ends can prove for a transport that was cut off.
+
+    Each test has servers of its own. The tables of all servers are computed once.
+    """
+
+    _days: ClassVar[dict[type, dict[str, dict[str, Any]]]] = {}
+    """Day of each server, by the class of tests that has computed it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        if type(self) not in self._days:
+            self.cut_off()
+            self.ended_by_themselves()
+            self.accused()
+            self.restarted()
+            self._days[type(self)] = self.verdicts()
+        self.day = self._days[type(self)]
+
+    def cut_off(self) -> None:
+        self.overflowing(HONEST)
+        self.overflowing(LIAR, lie=1.03)
+        self.left_early(EARLY)
+        self.left_early(EARLY_LIAR, lie=1.03)
         # The receiver was lost with 9 MB in its queue, and signs nothing.
-        self.carried(peer_lost, (50 * MB, 41 * MB, None), dropped=8 * MB, by="dst", reason="peer_disconnected")
-        self.carried(peer_lost, (50 * MB,) * 3)
+        self.carried(PEER_LOST, (50 * MB, 41 * MB, None), dropped=8 * MB, by="dst", reason="peer_disconnected")
+        self.carried(PEER_LOST, (50 * MB,) * 3)
         # A sender that counts more bytes than its receiver got does not merely lack an acknowledgement.
         for _ in range(3):
-            self.carried(friend_sends, (12 * MB, 12 * MB, 10 * MB), by="server", reason="queue_full")
+            self.carried(FRIEND_SENDS, (12 * MB, 12 * MB, 10 * MB), by="server", reason="queue_full")
         # A receiver cannot have more bytes than a window lets pass.
         for _ in range(3):
-            self.carried(friend_receives, (90 * MB, 40 * MB, 90 * MB), by="server", reason="queue_full")
+            self.carried(FRIEND_RECEIVES, (90 * MB, 40 * MB, 90 * MB), by="server", reason="queue_full")
         # More than one window cannot have been in transit to the end that closed.
         for _ in range(3):
-            self.carried(generous, (100, 100, 100), (80 * MB, 30 * MB, 30 * MB), by="src", reason="aborted")
-        day = self.verdicts()
+            self.carried(GENEROUS, (100, 100, 100), (80 * MB, 30 * MB, 30 * MB), by="src", reason="aborted")
 
-        self.assertEqual(day[honest]["verdict"], "agrees")
-        self.assertEqual((day[honest]["cut"], day[honest]["matched"], day[honest]["conflict"]), (4, 1, 0))
-        self.assertEqual(day[honest]["inflation"], 0.0)
+    def test_who_lies_and_who_does_not(self) -> None:
+        day = self.day
+        self.assertEqual(day[HONEST]["verdict"], "agrees")
+        self.assertEqual((day[HONEST]["cut"], day[HONEST]["matched"], day[HONEST]["conflict"]), (4, 1, 0))
+        self.assertEqual(day[HONEST]["inflation"], 0.0)
         # The senders had no acknowledgement for these bytes. None of these bytes is credited.
-        self.assertEqual(day[honest]["uncertain_bytes"], 8_060_972 + 8_322_940 + 8_257_624 + 8_257_624)
-        self.assertEqual(day[honest]["claimed_bytes"] - day[honest]["credited_bytes"], day[honest]["uncertain_bytes"])
+        self.assertEqual(day[HONEST]["uncertain_bytes"], 8_060_972 + 8_322_940 + 8_257_624 + 8_257_624)
+        self.assertEqual(day[HONEST]["claimed_bytes"] - day[HONEST]["credited_bytes"], day[HONEST]["uncertain_bytes"])
 
-        self.assertEqual(day[liar]["verdict"], "claims more than both ends")
-        self.assertAlmostEqual(day[liar]["inflation"], 0.03, 3)
+        self.assertEqual(day[LIAR]["verdict"], "claims more than both ends")
+        self.assertAlmostEqual(day[LIAR]["inflation"], 0.03, 3)
 
-        self.assertEqual((day[early]["verdict"], day[early]["conflict"]), (settlement.UNCERTAIN, 0))
-        self.assertEqual((day[early]["cut"], day[early]["inflation"]), (20, 0.0))
-        self.assertEqual(day[early_liar]["verdict"], "claims more than both ends")
+        self.assertEqual((day[EARLY]["verdict"], day[EARLY]["conflict"]), (settlement.UNCERTAIN, 0))
+        self.assertEqual((day[EARLY]["cut"], day[EARLY]["inflation"]), (20, 0.0))
+        self.assertEqual(day[EARLY_LIAR]["verdict"], "claims more than both ends")
 
-        self.assertEqual((day[peer_lost]["verdict"], day[peer_lost]["one_sided"]), ("agrees", 1))
-        self.assertEqual(day[peer_lost]["claimed_bytes"], 92 * MB)
+        self.assertEqual((day[PEER_LOST]["verdict"], day[PEER_LOST]["one_sided"]), ("agrees", 1))
+        self.assertEqual(day[PEER_LOST]["claimed_bytes"], 92 * MB)
 
-        self.assertEqual(day[friend_sends]["verdict"], "claims more, supported by one end")
-        self.assertEqual(day[friend_receives]["verdict"], "claims more, supported by one end")
-        self.assertEqual((day[generous]["conflict"], day[generous]["inflated_bytes"]), (3, 150 * MB))
+        self.assertEqual(day[FRIEND_SENDS]["verdict"], "claims more, supported by one end")
+        self.assertEqual(day[FRIEND_RECEIVES]["verdict"], "claims more, supported by one end")
+        self.assertEqual((day[GENEROUS]["conflict"], day[GENEROUS]["inflated_bytes"]), (3, 150 * MB))
 
-    def test_who_says_that_it_ended_everything_itself_is_not_called_honest(self) -> None:
-        """Only the server's own events say who ended a transport."""
-        claims = ((key(1), "src", 1.03), (key(2), "server", 1.03), (key(3), None, 3.0), (key(4), "server", 1.0))
-        for server, by, lie in claims:
+    def ended_by_themselves(self) -> None:
+        for server, by, lie in CLAIMS:
             for _ in range(20):
                 size = 5 * MB if lie > 2 else 100 * MB
                 self.carried(server, (size,) * 3, (size // 2,) * 3, by=by, reason="queue_full", lie=lie)
-        day = self.verdicts()
+
+    def test_who_says_that_it_ended_everything_itself_is_not_called_honest(self) -> None:
+        """Only the server's own events say who ended a transport."""
         self.assertEqual(
-            [day[server]["verdict"] for server, _, _ in claims],
+            [self.day[server]["verdict"] for server, _, _ in CLAIMS],
             [LIES, settlement.UNCERTAIN, settlement.UNCERTAIN, "agrees"],
         )
 
-    def test_two_that_lie_together_accuse_nobody(self) -> None:
-        """Keys cost nothing. So a client with two keys, or ten bytes of traffic, must not cost a server its clients."""
-        denied, sided, strangers = (key(number) for number in range(1, 4))
-        for server in (denied, sided, strangers):
+    def accused(self) -> None:
+        for server in (DENIED, SIDED, STRANGERS):
             for number in range(60):
                 self.carried(server, (MB, MB, MB), (MB, MB, MB), src=f"client {number}")
-        self.carried(denied, (50 * MB, 0, 0), src="m1", dst="m2")
+        self.carried(DENIED, (50 * MB, 0, 0), src="m1", dst="m2")
         for _ in range(2):
-            self.carried(sided, (10_000, 10_000, 0), src="m1", dst="m2")
-            self.carried(strangers, (10, 10, 10), src="m1", dst="m2", named="somebody")
-        day = self.verdicts()
+            self.carried(SIDED, (10_000, 10_000, 0), src="m1", dst="m2")
+            self.carried(STRANGERS, (10, 10, 10), src="m1", dst="m2", named="somebody")
+
+    def test_two_that_lie_together_accuse_nobody(self) -> None:
+        """Keys cost nothing. So a client with two keys, or ten bytes of traffic, must not cost a server its clients."""
+        day = self.day
         self.assertEqual(
-            (day[denied]["verdict"], day[denied]["witnesses"], day[denied]["accusers"]),
+            (day[DENIED]["verdict"], day[DENIED]["witnesses"], day[DENIED]["accusers"]),
             ("claims more, as few of its clients say", 61, 1),
         )
-        self.assertEqual(day[sided]["verdict"], "claims more, supported by one end")
-        self.assertEqual((day[strangers]["verdict"], day[strangers]["conflict"]), ("agrees", 2))
+        self.assertEqual(day[SIDED]["verdict"], "claims more, supported by one end")
+        self.assertEqual((day[STRANGERS]["verdict"], day[STRANGERS]["conflict"]), ("agrees", 2))
+
+    def restarted(self) -> None:
+        names = [self.carried(RESTARTED, (MB, MB, None)) for _ in range(4)]
+        for number, name in enumerate(names):
+            self.former(RESTARTED, name, "b", number == 3, 0, MB if number < 3 else 0)
+            self.former(RESTARTED, name, "third", False, 0, 0)
 
     def test_who_was_no_end_says_nothing(self) -> None:
         """After a restart the server does not know the ends of a transport, but its earlier events name them."""
-        server = key(1)
-        names = [self.carried(server, (MB, MB, None)) for _ in range(4)]
-        for number, name in enumerate(names):
-            self.former(server, name, "b", number == 3, 0, MB if number < 3 else 0)
-            self.former(server, name, "third", False, 0, 0)
-        (row,) = self.verdicts().values()
+        row = self.day[RESTARTED]
         self.assertEqual((row["matched"], row["one_sided"], row["conflict"]), (3, 1, 0))
 
     def test_windows_are_those_of_the_transports(self) -> None:
