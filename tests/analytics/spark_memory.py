@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
-from functools import partial
+from functools import cache, partial
 from itertools import product
 from math import nextafter
 from pathlib import Path
@@ -13,14 +13,15 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import functions as F, memory_groups, memory_tables, refine, shards, table_writer
-from dmsg.analytics.data_files import File
+from dmsg.analytics.event_rules import LARGEST_NUMBER
 from dmsg.analytics.expressions import Expression
 from dmsg.analytics.functions import Window
 from dmsg.analytics.gold.histograms import bucket_of, count_buckets, quantile, sum_aggregate
-from dmsg.analytics.jobs import Pipeline
+from dmsg.analytics.gold.totals import SUM_LIMIT, bounded_sum
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_aggregates import AGGREGATES
 from dmsg.analytics.memory_columns import OPERATIONS, NotInMemory
@@ -28,14 +29,15 @@ from dmsg.analytics.memory_groups import Groups, key_numbers
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.memory_tables import MemoryTables, as_rows
 from dmsg.analytics.schemas import GOLD
-from dmsg.analytics.session import SparkOnDemand
-from dmsg.analytics.shard_tasks import FAMILIES_OF, Job, Piece
+from dmsg.analytics.shard_tasks import FAMILIES_OF, Job
 from dmsg.analytics.shards import LargeDays
+from dmsg.analytics.table_writer import TableWriter
 from dmsg.analytics.xxhash import xxhash64, xxhash64_of_texts
 from dmsg.telemetry.schema import BUCKETS
-from tests.analytics.comparison import compare
+from tests.analytics.comparison import unlike, until
+from tests.analytics.oracle import connect
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, NOW, S1, Boot, LakeCase, spark, write_file
+from tests.analytics.support import DAY, NOW, S1, S2, Boot, LakeCase, rows_of, spark, write_file
 
 ROWS = pa.table(
     {
@@ -209,6 +211,26 @@ class OperationsTests(SynchronousTestCase):
             mine = MemoryRows.of(pa.table({name: mine.column(name) for name in mine.columns}).sort_by("first"))
             self.check(OF_GROUPS, found, mine)
 
+    def test_sums_of_large_numbers_are_bounded(self) -> None:
+        """A sum beyond 2^63 would wrap around. ``spark_rules`` has the rules that add up numbers of servers."""
+        numbers: dict[str, list[int | None]] = {
+            "a": [LARGEST_NUMBER] * 9000,
+            "b": [LARGEST_NUMBER] * 3,
+            "c": [None],
+            "d": [0, None],
+        }
+        rows = pa.table(
+            {
+                "key": [key for key, some in numbers.items() for _ in some],
+                "n": pa.array([one for some in numbers.values() for one in some], pa.int64()),
+            }
+        )
+        engines: tuple[Any, ...] = (spark().createDataFrame(rows), MemoryRows.of(rows))
+        for engine in engines:
+            sums = rows_of(engine.groupBy("key").agg(bounded_sum("n").alias("n")))
+            found = {row["key"]: row["n"] for row in sums}
+            self.assertEqual(found, {"a": SUM_LIMIT, "b": 3 * LARGEST_NUMBER, "c": None, "d": 0}, type(engine))
+
     def test_no_rows_have_one_group_without_keys(self) -> None:
         wanted = named([F.count(F.lit(1)), F.sum("l"), F.count_if(c("b")), F.max("t")])
         nothing = F.lit(1) == 2
@@ -332,89 +354,104 @@ class OperationsTests(SynchronousTestCase):
             self.assertEqual(found.where(F.col("t") == "c").distinct().column("t").to_pylist(), ["c"])
 
 
-def fail_to_import(job: Job, groups: Iterable[Sequence[File]]) -> Iterator[Piece]:
-    """Fail as a task does on a machine without Arrow."""
-    raise ImportError("no pyarrow")
+@dataclass
+class _InParts:
+    """Run over the story in parts, of one day each. The heartbeats of the first day are too many for memory.
+
+    :ivar steps: progress of the run.
+    :ivar written: the step of each table that was written, in order.
+    :ivar unnamed: those of them that had not begun.
+    :ivar by_spark: tables that Spark has computed.
+    """
+
+    story: Story
+    steps: list[tuple[str, int, int]] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)
+    unnamed: list[str] = field(default_factory=list)
+    by_spark: set[str] = field(default_factory=set)
+
+    @classmethod
+    @cache
+    def run(cls) -> _InParts:
+        """Run the jobs once for all tests."""
+        found = cls(Story.written())
+
+        def put(lake: Lake, rows: pa.Table, layer: str, name: str, *rest: Any, **more: Any) -> None:
+            step = f"{layer}: {name}"
+            found.written.append(step)
+            if step not in [what for what, _, _ in found.steps]:
+                found.unnamed.append(step)
+            put_rows(lake, rows, layer, name, *rest, **more)
+
+        def replace_rows(writer: TableWriter, rows: DataFrame, layer: str, name: str, *rest: Any) -> None:
+            found.by_spark.add(name)
+            replace_by_spark(writer, rows, layer, name, *rest)
+
+        put_rows, replace_by_spark = Lake.put, TableWriter.replace
+        with (
+            patch.object(refine, "PART_ROWS", 1),
+            # The heartbeats of the first day are more, and so are all its events together.
+            patch.object(memory_tables, "MEMORY_ROWS", 200),
+            patch.object(TableWriter, "replace", replace_rows),
+            patch.object(Lake, "put", put),
+        ):
+            found.story.run_jobs(progress=lambda *step: found.steps.append(step))
+        return found
 
 
 class TablesTests(LakeCase):
     """Tables of runs by either engine."""
 
-    def test_a_run_in_memory_gives_the_tables_of_runs_by_spark(self) -> None:
-        """The story was told by Spark, and its late events by rows in memory; here a run takes all events at once."""
-        story = Story("write")
-        story.setUp()
-        story.write()
-        with patch.object(Lake, "read", side_effect=AssertionError("Spark computes nothing")):
-            story.run_jobs()
+    def check_story(self, story: Story, *silver: str) -> None:
+        """Compare the tables of a run with those that Spark has computed."""
         names = [name for name in GOLD if name != "quality_day"]
         self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
+        for name in silver:
+            self.assertEqual(story.table(name, "silver"), Story.told().table(name, "silver"), name)
+
+    def test_a_run_in_memory_gives_the_tables_of_runs_by_spark(self) -> None:
+        """The story was told by Spark, and its late events by rows in memory; here a run takes all events at once."""
+        story = Story.written()
+        with patch.object(Lake, "read", side_effect=AssertionError("Spark computes nothing")):
+            story.run_jobs()
+        self.check_story(story)
 
     def test_a_run_in_parts_gives_the_same_tables(self) -> None:
         """A run over many events computes its days in parts; here each day is a part."""
-        story = Story("write")
-        story.setUp()
-        story.write()
-        with patch.object(refine, "PART_ROWS", 1), patch.object(Lake, "read", side_effect=AssertionError("by Spark")):
-            story.run_jobs()
+        story = _InParts.run().story
         self.assertGreater(len(story.pipeline().lake.state().days), 1)
-        names = [name for name in GOLD if name != "quality_day"]
-        self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
-        found = compare(story.pipeline().lake, story.spool, story.checked, NOW.date())
-        self.assertEqual({name: what[:3] for name, what in found.items() if what}, {})
+        self.check_story(story, "heartbeats", "boots")
+        oracle = connect(story.spool, story.checked, until=until(NOW.date()))
+        self.addCleanup(oracle.close)
+        self.assertEqual(unlike("quality_day", story.table("quality_day"), oracle, NOW.date()), [])
+
+    def test_a_part_that_is_too_large_is_left_to_spark(self) -> None:
+        """Spark computes the table of such a part for all days, and no other table."""
+        self.assertEqual(_InParts.run().by_spark, {"sums", "numbers", "heartbeats", "boots", "server_hour"})
 
     def test_progress_names_a_table_before_its_rows_are_written(self) -> None:
         """A run in parts begins most tables once for each part, but counts each of them as one step."""
-        story = Story("write")
-        story.setUp()
-        story.write()
-        steps: list[tuple[str, int, int]] = []
-        written: list[str] = []
-        unnamed: list[str] = []
-
-        def put(lake: Lake, rows: pa.Table, layer: str, name: str, *rest: Any, **more: Any) -> None:
-            step = f"{layer}: {name}"
-            written.append(step)
-            if step not in [what for what, _, _ in steps]:
-                unnamed.append(step)
-            original(lake, rows, layer, name, *rest, **more)
-
-        original = Lake.put
-        with patch.object(refine, "PART_ROWS", 1), patch.object(Lake, "put", put):
-            story.run_jobs(progress=lambda *step: steps.append(step))
+        run = _InParts.run()
         # The counts of event numbers and the list of files have steps whose names are not those of the tables.
         others = ["silver: files", "silver: numbers", "silver: sums"]
-        self.assertEqual(sorted(unnamed), others)
-        self.assertGreater(written.count("silver: verdicts"), 1)
-        begun = [what for what, _, _ in steps]
-        for step in set(written).difference(others):
-            self.assertEqual(begun.count(step), written.count(step), step)
-        counts = [done for _, done, _ in steps]
+        self.assertEqual(sorted(run.unnamed), others)
+        self.assertGreater(run.written.count("silver: verdicts"), 1)
+        begun = [what for what, _, _ in run.steps]
+        # A table that is left to Spark begins again.
+        in_memory = {step for step in run.written if step.partition(": ")[2] not in run.by_spark}
+        for step in in_memory.difference(others):
+            self.assertEqual(begun.count(step), run.written.count(step), step)
+        counts = [done for _, done, _ in run.steps]
         self.assertEqual(counts, sorted(counts))
-        self.assertLessEqual(counts[-1], steps[-1][2])
+        self.assertLessEqual(counts[-1], run.steps[-1][2])
 
-    def test_a_part_that_is_too_large_is_left_to_spark(self) -> None:
-        """Spark computes the table of such a part for all days."""
-        story = Story("write")
-        story.setUp()
-        story.write()
-        with (
-            patch.object(refine, "PART_ROWS", 1),
-            patch.object(memory_tables, "MEMORY_ROWS", 60),
-            patch.object(LargeDays, "are_needed", return_value=False),
-        ):
-            story.run_jobs()
-        names = [name for name in GOLD if name != "quality_day"]
-        self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
-
-    def run_by_shards(self, memory_rows: int, shard_rows: int) -> tuple[Story, set[str], list[Any]]:
+    def run_by_shards(self, shard_rows: int, most_rows: int | None = None) -> tuple[Story, set[str], list[Any]]:
         """Run the story's jobs with limits that its days exceed.
 
+        :param most_rows: maximum number of rows of a family of events in one task; None for the usual one.
         :returns: the story, the tables and views that Spark has read, and the results of the shards' jobs.
         """
-        story = Story("write")
-        story.setUp()
-        story.write()
+        story = Story.written()
         read: set[str] = set()
         results: list[Any] = []
         read_table, run_job = Lake.read, shards.run_job
@@ -423,12 +460,12 @@ class TablesTests(LakeCase):
             read.add(name)
             return read_table(lake, layer, name, *rest)
 
-        def recorded(*arguments: Any) -> Any:
-            results.append(run_job(*arguments))
+        def recorded(start: Any, job: Job, *rest: Any) -> Any:
+            job = job if most_rows is None else replace(job, most_rows=most_rows)
+            results.append(run_job(start, job, *rest))
             return results[-1]
 
         with (
-            patch.object(memory_tables, "MEMORY_ROWS", memory_rows),
             patch.object(shards, "SHARD_ROWS", shard_rows),
             patch.object(LargeDays, "are_needed", return_value=True),
             patch.object(Lake, "read", noted),
@@ -437,80 +474,51 @@ class TablesTests(LakeCase):
             story.run_jobs()
         return story, read, results
 
-    def check_story(self, story: Story) -> None:
-        names = [name for name in GOLD if name != "quality_day"]
-        self.assertEqual(story.tables(names), {name: Story.told().lines[name] for name in names})
-        for name in ("verdicts", "unfinished"):
-            self.assertEqual(story.table(name, "silver"), Story.told().table(name, "silver"), name)
-
     def test_a_day_in_shards_gives_the_same_tables(self) -> None:
-        """Tasks of Spark compute the large tables with Arrow; Spark has no plan of them."""
-        story, read, results = self.run_by_shards(2_000_000, 60)
+        """Tasks of Spark compute the large tables with Arrow and write their files; Spark has no plan of them."""
+        # Tasks return the rows of small tables to the driver. Here no table is small.
+        with patch.object(table_writer, "COMPARED_ROWS", 0), patch.object(table_writer, "MEMORY_EVENTS", 0):
+            story, read, results = self.run_by_shards(60)
         (result,) = results
         self.assertGreater(len({one.shards for one in result.tables.values()} - {1}), 0)
         self.assertEqual({name for name, _ in result.tables}, set(FAMILIES_OF))
+        self.assertTrue(any(one.parts for one in result.tables.values()))
+        self.assertEqual(sum(rows.num_rows for one in result.tables.values() for rows in one.rows), 0)
         self.assertEqual(result.too_large, {})
         self.assertEqual(read, set())
-        self.check_story(story)
-
-    def test_large_tables_of_shards_are_files(self) -> None:
-        """Tasks write the rows of tables that are not small, and return no rows to the driver."""
-        with patch.object(table_writer, "COMPARED_ROWS", 0), patch.object(table_writer, "MEMORY_EVENTS", 0):
-            story, _, results = self.run_by_shards(2_000_000, 60)
-        self.assertTrue(any(one.parts for one in results[0].tables.values()))
-        self.assertEqual(sum(rows.num_rows for one in results[0].tables.values() for rows in one.rows), 0)
-        self.check_story(story)
+        self.check_story(story, "verdicts", "unfinished")
 
     def test_a_shard_that_is_too_large_is_left_to_spark(self) -> None:
-        """Spark computes the tables of its servers, and tasks compute those of the others."""
-        story, read, results = self.run_by_shards(15, 60)
+        """Spark computes the tables of its servers. Tasks compute those of the others, and return the rows."""
+        story, read, results = self.run_by_shards(40, 10)
         (result,) = results
         self.assertTrue(result.too_large)
-        self.assertTrue(any(rows.num_rows for one in result.tables.values() for rows in one.rows))
+        of_tasks = {row["server"] for rows in result.tables["traffic_hour", str(DAY)].rows for row in rows.to_pylist()}
+        self.assertEqual(of_tasks, {S2})
+        self.assertEqual([one.parts for one in result.tables.values() if one.parts], [])
         self.assertTrue(read)
-        self.check_story(story)
+        self.check_story(story, "verdicts", "unfinished")
 
     def test_executors_without_arrow_leave_all_to_spark(self) -> None:
-        with patch.object(shards, "divide_files", fail_to_import), patch.object(shards, "_log") as log:
-            story, read, results = self.run_by_shards(0, 60)
-        self.assertEqual(results, [None])
-        self.assertIn("executors cannot compute tables with Arrow", log.warning.call_args.args[0])
-        self.assertIn("transports", read)
-        self.check_story(story)
-
-    def test_a_run_over_few_events_starts_no_spark(self) -> None:
-        boot = Boot(S1, "b")
-        boot.event("start", DAY, "10:00:00", capacity=5)
-        boot.beats(DAY, "10:01:00", 3, sessions=1)
-        write_file(self.spool / "events-1.jsonl.gz", boot.rows[:2])
-        on_demand = SparkOnDemand(spark)
-        Pipeline(on_demand, str(self.out), now=NOW).run(self.sources())
-        write_file(self.spool / "events-2.jsonl.gz", boot.rows[2:])
-        Pipeline(on_demand, str(self.out), now=NOW).run(self.sources())
-        self.assertFalse(on_demand.has_started)
-        # Lines that are no events are left to Spark's reader.
-        write_file(self.spool / "events-3.jsonl.gz", [], garbage=[b"hello"])
-        outcome = Pipeline(on_demand, str(self.out), now=NOW).run(self.sources())
-        self.assertTrue(on_demand.has_started)
-        self.assertEqual(outcome.quarantined, 1)
-        self.run_jobs(self.root / "at-once")
-        self.assertEqual(self.tables(GOLD), self.tables(GOLD, out=self.root / "at-once"))
+        """Spark computed the tables of the story because its tasks had failed."""
+        self.assertEqual(len(Story.told().warnings), 2)
+        for text in Story.told().warnings:
+            self.assertIn("executors cannot compute tables with Arrow", text)
 
     def test_what_is_too_large_for_memory_is_left_to_spark(self) -> None:
+        """Spark has computed all tables of the story because of the first limit."""
         boot = Boot(S1, "b")
-        boot.event("start", DAY, "10:00:00", capacity=5)
         boot.beats(DAY, "10:01:00", 3, sessions=1)
         write_file(self.spool / "events-1.jsonl.gz", boot.rows)
         self.run_jobs()
-        for number, (name, limit) in enumerate((("MEMORY_ROWS", 1), ("MEMORY_BYTES", 100))):
-            with (
-                patch.object(memory_tables, name, limit),
-                patch.object(Lake, "read", autospec=True, side_effect=Lake.read) as read,
-            ):
-                out = self.root / f"out-{number}"
-                self.run_jobs(out)
-            self.assertTrue(read.called, name)
-            self.assertEqual(self.tables(GOLD, out=out), self.tables(GOLD))
+        lake = self.pipeline().lake
+        rows = as_rows(MemoryTables(lake, lake.state()).events("beat"))
+        self.assertEqual(len(rows.column("sessions")), 3)
+        with patch.object(memory_tables, "MEMORY_ROWS", 2):
+            self.assertRaises(NotInMemory, MemoryTables(lake, lake.state()).events, "beat")
+        with patch.object(memory_tables, "MEMORY_BYTES", 10):
+            rows = as_rows(MemoryTables(lake, lake.state()).events("beat"))
+            self.assertRaises(NotInMemory, rows.column, "sessions")
 
     def test_a_text_counts_as_often_as_it_is_repeated(self) -> None:
         """A file of a few hundred bytes may hold a long text in a million rows."""

@@ -10,7 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import rewrites
 from dmsg.analytics.affected_rows import Groups, WholeDays
-from dmsg.analytics.jobs import Pipeline
+from dmsg.analytics.jobs import Pipeline, RunOutcome
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.rewrites import SMALL_FILES_TO_MERGE, find_groups, in_files
@@ -107,25 +107,38 @@ class RewriteTests(SynchronousTestCase):
 
 
 class OneEventTests(LakeCase):
-    """One late event, after a run over a day with many pairs."""
+    """Runs over few events, of which one comes late."""
 
-    def test_other_files_of_the_pairs_stay(self) -> None:
+    def test_a_late_event_starts_no_spark_and_leaves_other_files(self) -> None:
         boot = Boot(S1, "1" * 32)
+        boot.event("start", DAY, "10:00:00", capacity=5)
+        boot.beats(DAY, "10:01:00", 3, sessions=1)
         for number in range(30):
             ends = {"transport": f"{number:032}", "src": f"{number:016}", "dst": "d" * 16, "secure": True, "by": "src"}
             boot.event("transport_close", DAY, "12:00:00", reason="unspecified", **ends, total_ab=9, total_ba=0)
         write_file(self.spool / "events-1.jsonl.gz", boot.rows[:-1])
+        on_demand = SparkOnDemand(spark)
 
-        def run() -> tuple[set[str], Pipeline]:
-            pipeline = Pipeline(SparkOnDemand(spark), str(self.out), now=NOW)
-            pipeline.run(self.sources())
-            return {file.path for file in pipeline.lake.table("gold", "pair_day").files()}, pipeline
+        def run() -> tuple[set[str], RunOutcome]:
+            pipeline = Pipeline(on_demand, str(self.out), now=NOW)
+            outcome = pipeline.run(self.sources())
+            return {file.path for file in pipeline.lake.table("gold", "pair_day").files()}, outcome
 
         with patch.object(rewrites, "FILE_ROWS", 10):
             before, _ = run()
             write_file(self.spool / "events-2.jsonl.gz", boot.rows[-1:])
             after, _ = run()
+        self.assertFalse(on_demand.has_started)
         self.assertEqual(len(before), 3)
         self.assertLess(before, after)
-        self.run_jobs(self.root / "at-once")
-        self.assertEqual(self.tables(GOLD), self.tables(GOLD, out=self.root / "at-once"))
+        # Lines that are no events are left to Spark's reader.
+        write_file(self.spool / "events-3.jsonl.gz", [], garbage=[b"hello"])
+        _, outcome = run()
+        self.assertTrue(on_demand.has_started)
+        self.assertEqual(outcome.quarantined, 1)
+        pairs = {row["src"]: row["transports"] for row in self.table("pair_day")}
+        self.assertEqual(pairs, {f"{number:016}": 1 for number in range(30)})
+        (day,) = self.table("close_day")
+        self.assertEqual(day["transports"], 30)
+        (quality,) = self.table("quality_day")
+        self.assertEqual((quality["duplicates"], quality["missing"]), (0, 0))
