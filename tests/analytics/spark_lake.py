@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -201,10 +202,17 @@ class DeltaTests(SynchronousTestCase):
         self.delta = Delta(str(self.place), self.table.schema, ["dt"])
 
     def add(self, directory: str, number: int, count: int = 2, **options: object) -> None:
-        """Rows of two days, in a transaction."""
-        rows = spark().range(count).selectExpr("id AS n", "date'2026-03-10' + CAST(id % 2 AS int) AS dt")
-        rows.coalesce(1).write.partitionBy("dt").parquet(f"{self.place}/{directory}")
+        """Rows of two days, in a transaction. ``MemoryTests`` has rows that Spark writes."""
+        for first, day in enumerate(("2026-03-10", "2026-03-11")):
+            self.write(directory, day, n=range(first, count, 2))
         self.delta.commit(directory, number, **options)  # type: ignore[arg-type]
+
+    def write(self, directory: str, day: str, **columns: Sequence[object]) -> None:
+        """Write a file as Spark and Arrow write it."""
+        if columns["n"]:
+            place = self.place / directory / f"dt={day}"
+            place.mkdir(parents=True)
+            pq.write_table(pa.table({name: list(values) for name, values in columns.items()}), place / "part-0.parquet")
 
     def rows(self) -> list[tuple[int, str]]:
         """Return the rows as another program reads them."""
@@ -250,9 +258,7 @@ class DeltaTests(SynchronousTestCase):
         files = kept.files()
         self.assertIs(kept.files(), files)
         # The snapshot contains the process's own transactions.
-        (self.place / "run=2.a" / "dt=2026-03-12").mkdir(parents=True)
-        rows = pa.table({"n": pa.array([7], pa.int64())})
-        pq.write_table(rows, self.place / "run=2.a" / "dt=2026-03-12" / "part-0.parquet")
+        self.write("run=2.a", "2026-03-12", n=[7])
         kept.commit("run=2.a", 2)
         self.assertIs(kept.open(), snapshot)
         self.assertEqual(len([file for file in kept.files() if file.path.startswith("run=2.a/")]), 1)
@@ -276,9 +282,7 @@ class DeltaTests(SynchronousTestCase):
     def test_what_is_kept_can_be_read_after_many_runs(self) -> None:
         """Each run replaces rows and removes old files, also files that the log does not name."""
         for number in range(1, 46):
-            (self.place / f"run={number}.a" / "dt=2026-03-10").mkdir(parents=True)
-            rows = pa.table({"n": pa.array([number], pa.int64())})
-            pq.write_table(rows, self.place / f"run={number}.a" / "dt=2026-03-10" / "part-0.parquet")
+            self.write(f"run={number}.a", "2026-03-10", n=[number])
             self.delta.commit(f"run={number}.a", number, replaced={})
             newest = self.delta.version()
             assert newest is not None
@@ -332,8 +336,7 @@ class DeltaTests(SynchronousTestCase):
     def test_columns_are_added(self) -> None:
         self.add("run=1.a", 1)
         self.delta = Delta(str(self.place), Table("n", "", "n long, more string, dt date").schema, ["dt"])
-        rows = spark().range(1).selectExpr("id AS n", "'x' AS more", "date'2026-03-12' AS dt")
-        rows.write.partitionBy("dt").parquet(f"{self.place}/run=2.a")
+        self.write("run=2.a", "2026-03-12", n=[0], more=["x"])
         self.delta.commit("run=2.a", 2)
         found = DeltaTable(str(self.place)).to_pyarrow_table().to_pylist()
         self.assertEqual(sorted(str(row["more"]) for row in found), ["None", "None", "x"])
@@ -456,15 +459,15 @@ class OthersTests(LakeCase):
         story = Story.told()
         lake = story.pipeline().lake
         state = lake.state()
+        # ``spark_sql`` compares all days of all views.
         for name in VIEWS:
             self.assertEqual(lake.stored_days(name, state), set())
-            for day in sorted(state.days):
+            for day in sorted(state.days) if name == "receipts" else ():
                 by_spark = lake.read("silver", name, state, [day]).toArrow().to_pylist()
                 without = lake.rows("silver", name, state, day)
                 self.assertEqual(sorted(map(str, without)), sorted(map(str, by_spark)), name)
                 self.assertTrue(by_spark or day != str(DAY), name)
-            (some,) = lake.read("silver", name, state).limit(1).toArrow().to_pylist()
-            self.assertEqual(list(some), SILVER[name].schema.fieldNames())
+            self.assertEqual(lake.read("silver", name, state).columns, SILVER[name].schema.fieldNames())
 
     def test_a_path_that_cannot_be_used(self) -> None:
         self.assertRaisesRegex(LakeError, r"its path has a \[", Store, "/tmp/a[b]")
