@@ -303,7 +303,7 @@ class ServeTests(ToolCase):
 class UnhandledTests(ToolCase):
     """No command ends with an unhandled error."""
 
-    RUNS = int(os.environ.get("COMMAND_RUNS", "3"))
+    RUNS = int(os.environ.get("COMMAND_RUNS", "1"))
 
     @asynchronous
     async def test_every_command_again_and_again(self) -> None:

@@ -280,21 +280,24 @@ class ReceiverTests(FaultCase):
     @asynchronous
     async def test_6_a_flood_of_useless_frames_ends_its_sender(self) -> None:
         """Answers that are not read end the flooder, not the server."""
-        # The limit itself is tested in test_relay. A slow machine takes too long for twenty megabytes of answers.
-        self.patch(congestion, "PEER_QUEUE_MAXIMUM", 1024 * 1024)
+        # The limits themselves are tested in test_relay. Each megabyte of answers takes a second of the processor.
+        self.patch(congestion, "PEER_QUEUE_MAXIMUM", 256 * 1024)
+        self.patch(congestion, "ANSWERS_MAXIMUM", 256 * 1024)
         # On a busy machine, the kernel would drop the flooder, which does not read, before the limit is reached.
         patient = [(*option[:2], 0 if option[1] == "TCP_USER_TIMEOUT" else option[2]) for option in socketopts._OPTIONS]
-        # The kernel would otherwise hold megabytes of answers before the bound is reached.
+        # The kernel would otherwise hold megabytes of answers at both ends before the bound is reached.
         self.patch(socketopts, "_OPTIONS", [(socket.SOL_SOCKET, "SO_SNDBUF", 64 * 1024), *patient])
         server = await self.start_server("--request-rate=0")
         flooder = await self.raw_client(server)
-        flooder.transport.pauseProducing()  # type: ignore[union-attr]
+        connection: Any = flooder.transport
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
+        connection.pauseProducing()
         block = Frame(FWD, 9, b"").encode() * 12_000
         for _ in range(600):
             if flooder.closed or not server.factory.sessions:
                 break
             flooder.send(block)
-            await self.until(lambda: not flooder.transport._tempDataBuffer or not server.factory.sessions)  # type: ignore[union-attr]
+            await self.until(lambda: not connection._tempDataBuffer or not server.factory.sessions)
         await self.until(lambda: not server.factory.sessions)
         self.assertEqual(server.factory.relay.drops[DropReason.SEND_BUFFER_FULL], 1)
         await self.assert_serves(server)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from random import Random
 
@@ -41,6 +42,17 @@ class _Directory:
 Node = DiskFile | _Directory
 
 
+@cache
+def _texts(arguments: str) -> list[bytes]:
+    """Return the texts among the arguments of a call. Each call is repeated for many power cuts."""
+    return [bytes.fromhex(found.replace("\\x", "")) for found in _TEXT.findall(arguments)]
+
+
+@cache
+def _words(arguments: str) -> list[str]:
+    return arguments.split(", ")
+
+
 @dataclass(frozen=True)
 class Call:
     """Recorded system call that succeeded."""
@@ -51,11 +63,11 @@ class Call:
 
     def text(self, index: int) -> bytes:
         """Return one of the texts among the arguments."""
-        return bytes.fromhex(_TEXT.findall(self.arguments)[index].replace("\\x", ""))
+        return _texts(self.arguments)[index]
 
     def number(self, index: int) -> int:
         """Return an argument that is a number, or -1. Texts have no commas, because strace prints them in hex."""
-        word = self.arguments.split(", ")[index]
+        word = _words(self.arguments)[index]
         return int(word) if word.isdecimal() else -1
 
 
