@@ -71,10 +71,6 @@ class AgentWalkTests(WalkCase):
         self.assertGreater(aimed.count(("close", "abort")), 3)
         self.assertEqual(set(WAYS), set(STATES))
 
-    def test_a_seed_repeats_a_walk(self) -> None:
-        one, two = (follow(draw_plan(1, 10)) for _ in range(2))
-        self.assertEqual((one.trace.count, one.trace.digest()), (two.trace.count, two.trace.digest()))
-
     def test_a_program_that_ends_the_streams_of_others_is_found(self) -> None:
         lost = ProgramConnection.connectionLost
 

@@ -33,10 +33,6 @@ class BusWalkTests(WalkCase):
             faults.update(walk.faults)
         self.assertLessEqual({"kill", "leave", "pause", "reset"}, faults)
 
-    def test_a_seed_repeats_a_walk(self) -> None:
-        (_, one), (_, two) = follow(plan(1)), follow(plan(1))
-        self.assertEqual((one.count, one.digest()), (two.count, two.digest()))
-
     def test_a_receiver_that_forgets_what_it_handled_is_found(self) -> None:
         self.patch(ReplayWindow, "add", lambda *_: True)
         self.found("was handled twice by one program", WALKS)

@@ -44,10 +44,6 @@ class DiscoveryWalkTests(WalkCase):
             assert done.coverage is not None
             self.assertIn(state, {cell.state for cell in done.coverage.reached})
 
-    def test_a_seed_repeats_a_walk(self) -> None:
-        one, two = WALKS[1](), WALKS[1]()
-        self.assertEqual((one.trace.count, one.trace.digest()), (two.trace.count, two.trace.digest()))
-
     def test_the_answer_to_a_deletion_may_overtake_that_to_a_post(self) -> None:
         """The entry was posted before it was deleted, so it is not lost."""
         steps = (

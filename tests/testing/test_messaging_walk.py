@@ -39,10 +39,6 @@ class MessagingWalkTests(WalkCase):
         self.assertGreater(delivered, 100_000)
         self.assertLessEqual({"kill", "leave", "pause", "reset", "open", "close"}, faults)
 
-    def test_a_seed_repeats_a_walk(self) -> None:
-        (_, one), (_, two) = follow(plan(1)), follow(plan(1))
-        self.assertEqual((one.count, one.digest()), (two.count, two.digest()))
-
     def test_a_server_that_forgets_channels_is_found(self) -> None:
         def forget(relay: Relay, peer: Any, limit: int = 0) -> bool:
             # The channels of this client stay open at their other ends.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -17,8 +16,6 @@ from dmsg.testing.old_exchanges import EXCHANGES, RUDE_EXCHANGES
 from dmsg.testing.old_programs import EXCHANGE_TIMEOUT, KEYS as OLD_KEYS, OldPair, recorded
 from dmsg.testing.plan import Lie
 from dmsg.testing.promise import PromiseBroken
-from dmsg.testing.walk import follow
-from dmsg.testing.walk_kinds import draw_plan
 from dmsg.v2019.core.wire import Frame
 from tests.support import KEYS, Accepting, vectors
 
@@ -107,6 +104,17 @@ class ExchangeTests(SynchronousTestCase):
                 host.resume()
                 self.lab.network.run_until(lambda pair=pair: pair.is_ahead_of(0), 30)  # type: ignore[misc]
 
+    def test_an_old_program_that_was_left_sends_nothing_more(self) -> None:
+        """It was left before it was connected to the server."""
+        self.lab.add_server("server-1")
+        pair = OldPair(self.lab, "server-1", 1, is_steady=False)
+        pair._begin("session_basic")
+        left = list(pair._clients)
+        pair._begin("session_basic")
+        self.lab.network.run(3)
+        pair.proceed()
+        self.assertEqual((pair.finished, [client.closed for client in left]), (1, [True] * len(left)))
+
     def test_a_steady_server_must_not_interrupt_an_exchange(self) -> None:
         pair = OldPair(self.lab, "server-1", 1, is_steady=True)
         pair.proceed()
@@ -132,16 +140,3 @@ class OldServerTests(SynchronousTestCase):
             for name in ("alice", "bob", "server-1"):
                 lab.kill(name)
                 lab.network.host(name).revive()
-
-
-class WalkTests(SynchronousTestCase):
-    """Walks with programs of 2019."""
-
-    def test_walks_with_and_without_lies(self) -> None:
-        for lies in (False, True):
-            plan = draw_plan(1, 12, lies=lies)
-            done = follow(replace(plan, shape=replace(plan.shape, old=True, clients=2)))
-            assert done.old_programs is not None
-            self.assertGreater(done.old_programs.finished, 0)
-            assert done.old_party is not None
-            self.assertGreater(min(done.old_party.finished), 0)
