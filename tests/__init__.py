@@ -6,8 +6,12 @@ import sys
 
 from hypothesis import HealthCheck, settings
 
+from dmsg.base.interpreter import begin_process
 from tests.durations import measure_worker
 from tests.forking import install
+
+# With Python's own thresholds, collections of garbage would take an eighth of the time of the tests.
+begin_process()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # In the background of a script, a run ignores SIGINT. Programs that tests start would inherit that, and Ctrl-C
