@@ -303,7 +303,7 @@ OF_CODES: dict[str, tuple[str, Sequence[Change]]] = {
     "a resumed file is sent from its beginning": (_SENDER, [("            file.seek(offset)\n", "")]),
     "a longer file is sent in place of the offered one": (
         _SOURCES,
-        [("if replaced or status.st_size < entry.size:", "if status.st_size < entry.size:")],
+        [(" or (is_other and status.st_size != entry.size):", ":")],
     ),
     "a lost connection after the last byte counts as success": (
         _SENDER,
