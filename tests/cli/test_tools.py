@@ -387,7 +387,7 @@ class TreeTests(ToolCase):
         (self.directory / "shared").mkdir()
         self.addCleanup(let_go, self.directory)
         tree = planted(self.directory)
-        (tree / "plain" / "large").write_bytes(os.urandom(1_000_000) * 200)
+        (tree / "plain" / "large").write_bytes(os.urandom(1_000_000) * 80)
         options = ("cp", "-l", "shared", "--writable", "--anyone", "-k", "alice.key", "--create")
         listening = self.tool(*options)
         await self.said(listening, "is at")
@@ -401,7 +401,7 @@ class TreeTests(ToolCase):
         self.assertEqual(await copying.ended, 0, copying.err)
         self.assertEqual(described(self.directory / "shared" / "tree"), described(tree))
         moved = float(re.search(rb"tree: (\d+\.\d) MB", copying.out)[1])  # type: ignore[index]
-        self.assertLess(moved, 199 + 4)
+        self.assertLess(moved, 79 + 4)
 
     @asynchronous
     async def test_two_copies_to_one_name_do_not_end_each_other(self) -> None:

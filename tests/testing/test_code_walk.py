@@ -133,17 +133,14 @@ class AimedWalkTests(WalkCase):
     def test_a_fault_happens_in_the_state_that_is_aimed_at(self) -> None:
         aims = [Aim(INTERRUPT_SENDER, FINISHING), Aim("lie: flip", RECEIVING), Aim("reset", STARTING)]
         aims += [Aim(kind, AGREEING) for kind in (*AMBUSH_FAULTS, "cut")]
-        coverage = WalkCoverage(EVERY_KIND, STATES)
-        for seed in range(2):
-            plan = draw_plan(seed, 0, aims)
-            self.assertEqual(plan, draw_plan(seed, 0, aims))
-            self.assertEqual(len(plan.steps), AIMED_STEPS)
-            # Each transfer that ends begins again, so that its programs reach all their states several times.
-            steps = [replace(step, says=((0, LARGE_SIZE), (1, LARGE_SIZE)), seconds=5.0) for step in plan.steps]
-            done = follow(replace(plan, steps=tuple(steps)))
-            assert done.coverage is not None
-            coverage.add(done.coverage)
-        reached = {Aim(cell.kind, cell.state) for cell in coverage.reached}
+        plan = draw_plan(0, 0, aims)
+        self.assertEqual(plan, draw_plan(0, 0, aims))
+        self.assertEqual(len(plan.steps), AIMED_STEPS)
+        # Each transfer that ends begins again, so that its programs reach all their states several times.
+        steps = [replace(step, says=((0, LARGE_SIZE), (1, LARGE_SIZE)), seconds=5.0) for step in plan.steps]
+        done = follow(replace(plan, steps=tuple(steps)))
+        assert done.coverage is not None
+        reached = {Aim(cell.kind, cell.state) for cell in done.coverage.reached}
         self.assertGreater(len(reached & set(aims)), len(aims) / 2, set(aims) - reached)
 
 

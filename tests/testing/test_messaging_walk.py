@@ -13,7 +13,7 @@ from dmsg.testing.plan import Plan, draw
 from dmsg.testing.promise import PromiseBroken
 from tests.testing.walks import WalkCase
 
-SEEDS = range(3)
+SEEDS = range(2)
 STEPS = 60
 UNACKNOWLEDGED = 9
 """Seed of a walk that finds data without acknowledgement.  One walk in six finds them."""
@@ -36,7 +36,7 @@ class MessagingWalkTests(WalkCase):
             walk, _ = follow(plan(seed))
             delivered += walk.delivered
             faults.update(walk.faults)
-        self.assertGreater(delivered, 100_000)
+        self.assertGreater(delivered, 60_000)
         self.assertLessEqual({"kill", "leave", "pause", "reset", "open", "close"}, faults)
 
     def test_a_server_that_forgets_channels_is_found(self) -> None:
