@@ -67,14 +67,16 @@ def _is_affected(bronze: Delta, day: str, new: Sequence[File]) -> bool:
             of_family = groups.renamed((server_column(family), "transport"))
             if bronze.texts.can_contain(file.path, of_family.columns[0], groups.first_texts):
                 with storage.open_input_file(file.path) as opened:
-                    if _has_event(pq.ParquetFile(opened), of_family):
+                    if _has_event(opened, of_family):
                         return True
     return False
 
 
-def _has_event(source: pq.ParquetFile, groups: Groups) -> bool:
-    if not set(source.schema_arrow.names).issuperset(groups.columns):
+def _has_event(file: pa.NativeFile, groups: Groups) -> bool:
+    footer = pq.read_metadata(file)
+    if not set(footer.schema.names).issuperset(groups.columns):
         return False
+    source = pq.ParquetFile(file, metadata=footer, read_dictionary=groups.columns[:1])
     batches = source.iter_batches(ROWS_AT_ONCE, columns=groups.columns)
     return any(pc.any(groups.contains(pa.Table.from_batches([batch]))).as_py() for batch in batches)
 
