@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -16,6 +18,7 @@ from dmsg.analytics.affected_rows import Groups, read_events
 from dmsg.analytics.affected_tables import AffectedTables, Rows
 from dmsg.analytics.file_texts import FileTexts
 from dmsg.analytics.jobs import Pipeline, RunOutcome
+from dmsg.analytics.listing import receipts_source, spool_source
 from dmsg.analytics.schemas import GOLD, SILVER
 from dmsg.analytics.session import SparkOnDemand
 from tests.analytics.support import DAY, NEXT, NOW, S1, S2, Boot, LakeCase, spark, write_file
@@ -68,8 +71,15 @@ class FileTextsTests(SynchronousTestCase):
 class TwoServersCase(LakeCase):
     """Two servers, whose events arrived in two runs, and are therefore in different files of bronze."""
 
+    _earlier: ClassVar[dict[str, TwoServersCase]] = {}
+    """Finished runs with which several tests begin, by the name of the method that makes them."""
+
     def setUp(self) -> None:
         super().setUp()
+        # Runs read the files of these directories.
+        self.new, self.new_checked = self.spool / "new", self.checked / "new"
+        self.new.mkdir()
+        self.new_checked.mkdir()
         self.boots = {server: Boot(server, f"boot-{server[-1]}") for server in (S1, S2)}
         self.receipts = {server: Boot(server, f"receipts-{server[-1]}") for server in (S1, S2)}
         self.written = 0
@@ -90,13 +100,30 @@ class TwoServersCase(LakeCase):
     def taken_in(self) -> RunOutcome:
         """Run over the events that were written since the last run, with a file for each server."""
         self.written += 1
-        for root, name, boots in ((self.spool, "events", self.boots), (self.checked, "receipts", self.receipts)):
+        for root, name, boots in ((self.new, "events", self.boots), (self.new_checked, "receipts", self.receipts)):
             for server, boot in boots.items():
                 if rows := [row for row in boot.rows if "done" not in row]:
                     write_file(root / f"{name}-{self.written}-{server[-1]}.jsonl.gz", rows)
                     for row in rows:
                         row["done"] = True
-        return Pipeline(SparkOnDemand(spark), str(self.out), now=NOW).run(self.sources())
+        sources = [spool_source(str(self.new)), receipts_source(str(self.new_checked))]
+        return Pipeline(SparkOnDemand(spark), str(self.out), now=NOW).run(sources)
+
+    def begin_with(self, name: str) -> None:
+        """Begin with the files and tables of the runs that a method makes, and make these runs only once.
+
+        The tables name the files by their former paths, so the files are where only :meth:`check_tables` reads them.
+        """
+        if name not in self._earlier:
+            case = type(self)(self._testMethodName)
+            case.setUp()
+            getattr(case, name)()
+            self._earlier[name] = case
+        earlier = self._earlier[name]
+        shutil.copytree(earlier.out, self.out)
+        shutil.copytree(earlier.new, self.spool / "earlier")
+        shutil.copytree(earlier.new_checked, self.checked / "earlier")
+        self.boots, self.receipts, self.written = deepcopy((earlier.boots, earlier.receipts, earlier.written))
 
     def check_tables(self) -> None:
         """Compare the tables with those of one run over all files."""
@@ -106,11 +133,11 @@ class TwoServersCase(LakeCase):
         for name in STORED:
             self.assertEqual(self.table(name, "silver"), self.table(name, "silver", whole), name)
 
-    def two_runs(self, transport: str = "t") -> None:
+    def two_runs(self) -> None:
         """Make runs over a transport of each server, both with the same name."""
         for server in (S1, S2):
-            self.closed(server, transport)
-            self.signed(server, transport, True)
+            self.closed(server, "t")
+            self.signed(server, "t", True)
             self.taken_in()
 
 
@@ -118,7 +145,7 @@ class SearchedFilesTests(TwoServersCase):
     """Files that are searched for the transports of late events."""
 
     def test_files_of_other_servers_are_not_read(self) -> None:
-        self.two_runs()
+        self.begin_with("two_runs")
         table = self.pipeline().lake.table("", "bronze")
         for family, column in (("transport", "producer"), ("receipt", "server")):
             files = [file for file in table.files() if file.values["family"] == family]
@@ -134,7 +161,7 @@ class SearchedFilesTests(TwoServersCase):
                 self.assertEqual(read.call_count, 2)
 
     def test_a_run_searches_only_files_of_the_servers_of_late_events(self) -> None:
-        self.two_runs()
+        self.begin_with("two_runs")
         self.closed(S1, "late")
         self.signed(S1, "t", False)
         searched: dict[str, bool] = {}
@@ -156,7 +183,7 @@ class SearchedFilesTests(TwoServersCase):
         self.check_tables()
 
     def test_transports_of_two_servers_with_one_name_are_different(self) -> None:
-        self.two_runs()
+        self.begin_with("two_runs")
         self.signed(S2, "u", True)
         self.taken_in()
         # The server reports the transport ``u`` late, and S1 reports one of the same name.
@@ -237,7 +264,7 @@ class AffectedServersTests(TwoServersCase):
         return [lake.table("silver" if name in SILVER else "gold", name).version() for name in names]
 
     def test_only_rows_of_the_servers_of_late_events_are_computed(self) -> None:
-        self.two_sessions()
+        self.begin_with("two_sessions")
         self.closed(S1, "late", rtt=[1] * 34)
         self.ended(S1, 1, "12:13:00")
         found = self.late_run()
@@ -245,7 +272,7 @@ class AffectedServersTests(TwoServersCase):
             self.assertEqual(found[name], {S1}, name)
 
     def test_many_verdicts_on_a_server_are_not_read_into_memory(self) -> None:
-        self.two_sessions()
+        self.begin_with("two_sessions")
         self.closed(S1, "late")
         with patch.object(rewrites, "MAX_STORED_ROWS", 1):
             found = self.late_run()
@@ -254,7 +281,7 @@ class AffectedServersTests(TwoServersCase):
 
     def test_the_end_of_a_process_changes_its_lost_sessions(self) -> None:
         """A session that was lost with its process ends with the last event of the process."""
-        self.two_sessions()
+        self.begin_with("two_sessions")
         self.closed(S1, "late", time="12:14:00")
         self.assertEqual(self.late_run()["sessions"], {S1})
         (lost,) = (row for row in self.table("sessions", "silver") if row["server"] == S1 and row["session"] == 1)
@@ -298,7 +325,7 @@ class AffectedServersTests(TwoServersCase):
 
     def test_unchanged_sessions_are_not_written_again(self) -> None:
         """The transports of a server may be events of another process than its sessions."""
-        self.two_sessions()
+        self.begin_with("two_sessions")
         self.boots[S1] = Boot(S1, "boot-of-transports")
         self.closed(S1, "t1")
         self.taken_in()
