@@ -147,7 +147,13 @@ def _become(request: dict[str, Any], given: list[int]) -> str:
             sys.path.insert(0, "")
         if _inherited is not None:
             install()
-    sys.stdin = io.TextIOWrapper(open(0, "rb", closefd=False), encoding=sys.stdin.encoding, errors=sys.stdin.errors)
+    is_buffered = not getattr(sys.stdout, "write_through", False)
+    sys.stdin = io.TextIOWrapper(
+        open(0, "rb", closefd=False),
+        encoding=sys.stdin.encoding,
+        errors=sys.stdin.errors,
+        line_buffering=is_buffered and os.isatty(0),
+    )
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         stream = io.TextIOWrapper(

@@ -72,6 +72,7 @@ class Stream:
         self.end: Any = End(number.to_bytes(16, "big") if token else None, initiator=initiator)
         self.has_ended = False
         self.held = 0
+        self.away_since: float | None = None
         self.reasons: list[int] = []
         self.carrier: Any = None
         self.probes = 0
