@@ -94,7 +94,7 @@ atexit.register(tell)
 late = Late()
 late.itself = late
 del late
-threading.Thread(target=lambda: (threading.Event().wait(0.05), sys.stdout.write("thread\\n"))).start()
+threading.Thread(target=lambda: (threading.main_thread().join(), sys.stdout.write("thread\\n"))).start()
 sys.stdout.write("x" * 300_000 + "\\n")
 sys.exit({status})
 """

@@ -41,7 +41,7 @@ class FileTexts:
         """Return whether a file can contain a row with one of ``texts`` in a column.
 
         :param path: path of the file below the table's directory.
-        :raises ArrowInvalid: the file is damaged.
+        :raises pyarrow.lib.ArrowInvalid: the file is damaged.
         :raises OSError: the file cannot be read.
         """
         if (path, column) not in self._kept:

@@ -230,7 +230,7 @@ class SpliceFactory(Factory):
         return len(self._halves)
 
     @property
-    def second_transports(self) -> list[ApplicationTransport]:
+    def second_transports(self) -> list[object]:
         """Transports of the second connections that are open now."""
         return [transport_of(half.partner) for half in self._halves if half.partner is not None]
 
