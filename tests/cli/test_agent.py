@@ -120,7 +120,8 @@ class UpTests(AgentCase):
         out = await self.run_it("status")
         shown = PubKey.from_hex(told["up"]).text
         self.assertRegex(out, rf"(?s)^{shown}\nthe agent is online, process {told['pid']}, up for \d+ s\n")
-        self.assertRegex(out, r"1 server\n  [a-z2-7]{53}  \d+\.\d\d ms  by tcp\n")
+        # The round trip is unknown until the first PONG arrives, which takes longer on a busy machine.
+        self.assertRegex(out, r"1 server\n  [a-z2-7]{53}  (\d+\.\d\d ms|\?)  by tcp\n")
         self.assertEqual((await self.run_it("down")), "down\n")
         self.assertFalse((self.home / "run" / "agent.sock").exists())
         status, _, err = await self.run_command("down", **self.environment)
