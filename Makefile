@@ -8,7 +8,7 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb demo-pipeline test test-core lint docs dist bench long clean
+.PHONY: help demo demo-rmb demo-pipeline test test-core lint docs dist bench long walks clean
 
 help:
 	@echo "make demo           a whole dmsg network on this machine, in under a minute"
@@ -21,6 +21,7 @@ help:
 	@echo "make dist           sdist and wheel, checked, and the demos from the wheel alone"
 	@echo "make bench          benchmarks beside the limits of this machine (a quarter of an hour)"
 	@echo "make long           tests that take minutes: lists them; make long WHICH=siege runs one"
+	@echo "make walks          random walks of each protocol family over faults and lies, on all cores (SECONDS=60 for each)"
 	@echo "make clean          remove everything that make has made"
 
 # the marks say which extras are installed, and are renewed when setup.cfg changes
@@ -156,13 +157,13 @@ long-fuzz: $(VENV)/.test ## the property tests with many examples (EXAMPLES=2000
 
 long-lab: $(VENV)/.test ## random walks of each protocol family over faults and lies, and networks in network namespaces (SECONDS=600; root)
 	$(TRIAL) tests.testing.long_namespaces tests.testing.long_machines
-	$(BIN)/python -m dmsg.testing.walk --seconds $(SECONDS)
-	$(BIN)/python -m dmsg.testing.walk --seconds $(SECONDS) --lies
-	$(BIN)/python -m dmsg.testing.bus_walk --seconds $(SECONDS)
-	$(BIN)/python -m dmsg.testing.messaging_walk --seconds $(SECONDS)
-	$(BIN)/python -m dmsg.testing.code_walk --seconds $(SECONDS)
-	$(BIN)/python -m dmsg.testing.discovery_walk --seconds $(SECONDS)
-	$(BIN)/python -m dmsg.testing.agent_walk --seconds $(SECONDS)
+	$(MAKE) --no-print-directory walks
+
+# Families of walks, those with the longest walks first. Each core runs one family at a time.
+WALKS_OF = "walk --lies" code_walk walk agent_walk bus_walk messaging_walk discovery_walk
+walks: $(VENV)/.test
+	@printf '%s\n' $(WALKS_OF) | xargs -P "$$(getconf _NPROCESSORS_ONLN)" -I FAMILY \
+		sh -c '$(BIN)/python -m dmsg.testing.FAMILY --seconds $(SECONDS)'
 
 $(VENV)/.spark-s3: $(VENV)/.spark
 	@echo "installing an object store for tests into $(VENV)"
