@@ -469,7 +469,7 @@ class CopyTests(ToolCase):
         self.assertEqual((self.directory / "shared/sub/film").read_bytes(), content)
         self.assertEqual((self.directory / "shared/sub/empty").read_bytes(), b"")
         status, out, err = await self.run_command("cp", "film", "alice:sub/", **self.environment)
-        self.assertEqual((status, out.split(" in ")[0]), (0, "film: 0 B"), "it is there already, and the same")
+        self.assertEqual((status, out.split(" in ")[0], err), (0, "film: 0 B", ""), "it is there already, and the same")
         status, _, err = await self.run_command("cp", "alice:sub/film", "back", **self.environment)
         self.assertEqual((status, (self.directory / "back").read_bytes()), (0, content))
         for arguments, text in (
