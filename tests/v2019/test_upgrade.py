@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from unittest import TestResult
 
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from twisted.internet.defer import fail, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.trial.unittest import SynchronousTestCase
@@ -367,6 +367,7 @@ class SameTests(SynchronousTestCase):
                 self.assertTrue(result.wasSuccessful(), f"{name}: {result.errors + result.failures}")
 
     @settings(max_examples=20, deadline=None)
+    @example(427659488)
     @given(st.integers(0, 2**32))
     def test_random_walk(self, seed: int) -> None:
         walk: Any = type("UpgradedWalk", (AllReconnecting, test_resumption.ManyConnectionsTests), {})
