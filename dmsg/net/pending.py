@@ -6,7 +6,7 @@ later fail at once for the same reason.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from twisted.internet.defer import Deferred, fail
@@ -69,25 +69,7 @@ def cancellable(asking: Deferred[T]) -> Deferred[T]:
     A cancelled HTTP request itself fails with various errors, such as ConnectingCancelledError. A caller that tries
     several servers would mistake such an error for a failure of the server, and try the next one.
     """
-    wanted = True
-
-    def cancel(_: Deferred[T]) -> None:
-        nonlocal wanted
-        wanted = False
-        asking.cancel()
-
-    answer: Deferred[T] = Deferred(cancel)
-
-    def ended(result: T | Failure) -> None:
-        if not wanted:
-            return
-        if isinstance(result, Failure):
-            answer.errback(result)
-        else:
-            answer.callback(result)
-
-    asking.addBoth(ended)
-    return answer
+    return _until_cancelled(asking, asking.cancel)
 
 
 def detached(going: Deferred[T]) -> Deferred[T]:
@@ -96,17 +78,23 @@ def detached(going: Deferred[T]) -> Deferred[T]:
 
     A client that disconnects cancels its request. What the request has changed must be counted nevertheless.
     """
+    return _until_cancelled(going, lambda: None)
+
+
+def _until_cancelled(inner: Deferred[T], on_cancelled: Callable[[], None]) -> Deferred[T]:
+    """Return a Deferred with the result of ``inner``. After it is cancelled, the result of ``inner`` is dropped."""
     wanted = True
 
-    def drop(_: Deferred[T]) -> None:
+    def cancel(_: Deferred[T]) -> None:
         nonlocal wanted
         wanted = False
+        on_cancelled()
 
-    answer: Deferred[T] = Deferred(drop)
+    answer: Deferred[T] = Deferred(cancel)
 
     def ended(result: T | Failure) -> None:
         if wanted:
             answer.callback(result)
 
-    going.addBoth(ended)
+    inner.addBoth(ended)
     return answer
