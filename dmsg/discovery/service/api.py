@@ -184,14 +184,14 @@ class DiscoveryAPI:
             if entry.client is not None:
                 self.delegations.posted(entry.static, entry.client.delegated_servers, self._now())
             if place is not None:
-                place.accept(self._now())
+                self._quota.accept(place, self._now())
                 if self._checks is not None:
                     self._checks()
             return answer(request, 200, WROTE_FIRST if first else WROTE_NEXT)
 
         def refused(failure: Failure) -> Failure:
             if place is not None:
-                place.release()
+                self._quota.release(place)
             return failure
 
         asked = self._store.ask(self._entries.post, entry, self._now(), terms)

@@ -8,6 +8,7 @@ counts are complete again soon after a restart.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from dmsg.net.addresses import is_public
 from dmsg.net.blocks import BlockCounts, blocks_of
@@ -24,6 +25,18 @@ FORGOTTEN_AFTER = 3600.0
 
 class TooManyServers(Exception):
     """Error: the address that posted a server's entry has already posted the maximum number of servers."""
+
+
+class Reservation(NamedTuple):
+    """Place of a server whose entry the store has not decided about yet.
+
+    :ivar block: address block for which the server is counted if its entry is accepted; None if it is not counted.
+    :ivar reserved: address block in which the place is taken; None if the server needs no further place there.
+    """
+
+    static: str
+    block: str | None
+    reserved: str | None
 
 
 class ServerQuota:
@@ -43,25 +56,25 @@ class ServerQuota:
         self._forget(now)
         block = _counted_as(poster)
         if block is None or self._servers.get(static, ("",))[0] == block:
-            return Reservation(self, static, block, None)
+            return Reservation(static, block, None)
         crowded = self._counts.crowded_block(block, MAX_PER_POSTER)
         if crowded:
             raise TooManyServers(f"too many servers from {crowded}")
         self._counts.add(block)
-        return Reservation(self, static, block, block)
+        return Reservation(static, block, block)
 
-    def settle(self, reservation: Reservation, now: float | None) -> None:
-        """Give back the place of a reservation, and count the server if its entry was accepted.
+    def release(self, reservation: Reservation) -> None:
+        """Give back the place of a reservation, because the store has not accepted the entry."""
+        if reservation.reserved is not None:
+            self._counts.remove(reservation.reserved)
+
+    def accept(self, reservation: Reservation, now: float) -> None:
+        """Count the server of a reservation, because the store has accepted its entry.
 
         Only accepted entries are counted. Otherwise anybody could replay a server's old entry from another address, and
         the server would be counted for that address.
-
-        :param now: time at which the entry was accepted; None if it was not.
         """
-        if reservation.reserved is not None:
-            self._counts.remove(reservation.reserved)
-        if now is None:
-            return
+        self.release(reservation)
         before = self._servers.pop(reservation.static, None)
         if before is not None:
             self._uncount(before)
@@ -81,28 +94,6 @@ class ServerQuota:
     def _uncount(self, server: tuple[str, float]) -> None:
         block, _ = server
         self._counts.remove(block)
-
-
-class Reservation:
-    """Place of a server whose entry the store has not decided about yet.
-
-    :ivar block: address block for which the server is counted if its entry is accepted; None if it is not counted.
-    :ivar reserved: address block in which the place is taken; None if the server needs no further place there.
-    """
-
-    __slots__ = ("_quota", "block", "reserved", "static")
-
-    def __init__(self, quota: ServerQuota, static: str, block: str | None, reserved: str | None) -> None:
-        self._quota = quota
-        self.static, self.block, self.reserved = static, block, reserved
-
-    def accept(self, now: float) -> None:
-        """Count the server, because the store has accepted its entry."""
-        self._quota.settle(self, now)
-
-    def release(self) -> None:
-        """Give back the place, because the store has not accepted the entry."""
-        self._quota.settle(self, None)
 
 
 def _counted_as(poster: str) -> str | None:

@@ -21,9 +21,9 @@ class QuotaTests(SynchronousTestCase):
         except TooManyServers as refusal:
             return str(refusal)
         if taken:
-            place.accept(now)
+            self.quota.accept(place, now)
         else:
-            place.release()
+            self.quota.release(place)
         return None
 
     def test_one_address_has_a_limited_number_of_servers(self) -> None:
