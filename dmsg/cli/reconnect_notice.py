@@ -44,9 +44,9 @@ def watch_connection(
     :param resume_timeout: seconds after which a lost stream ends.
     :param print_notice: function that prints a notice.
     """
-    texts = Texts(
-        "the other side is away; waiting for it until {until}, Ctrl-C gives up", "the other side is back", None
-    )
+    # A command that watches one stream opens another one in its place.
+    back = "the other side is back"
+    texts = Texts("the other side is away; waiting for it until {until}, Ctrl-C gives up", back, back)
     with watch_connections(reactor, lambda: (transport_of(),), resume_timeout, print_notice, texts):
         yield
 
@@ -56,12 +56,12 @@ class Texts(NamedTuple):
 
     :ivar away: at least one stream has lost its connection; contains ``{until}``.
     :ivar back: all lost streams that are left have a connection again.
-    :ivar ended: all lost streams have ended; None for no notice.
+    :ivar ended: all lost streams have ended.
     """
 
     away: str
     back: str
-    ended: str | None
+    ended: str
 
 
 @contextmanager
@@ -79,20 +79,19 @@ def watch_connections(
     lost: set[object] = set()
 
     def look() -> None:
-        nonlocal lost
-        now, present = reactor.seconds(), set(transports_of())
+        present = set(transports_of())
         gone = {one: since for one in present if (since := getattr(one, "away_since", None)) is not None}
-        longest = now - min(gone.values(), default=now)
-        if not lost and longest >= NOTICE_AFTER:
-            print_notice(texts.away.format(until=clock_time(max(0.0, resume_timeout - longest))))
-        elif lost and not gone:
-            text = texts.back if lost & present else texts.ended
-            if text is not None:
-                print_notice(text)
         if not gone:
-            lost = set()
-        elif lost or longest >= NOTICE_AFTER:
-            lost |= set(gone)
+            if lost:
+                print_notice(texts.back if lost & present else texts.ended)
+                lost.clear()
+            return
+        longest = reactor.seconds() - min(gone.values())
+        if not lost and longest < NOTICE_AFTER:
+            return
+        if not lost:
+            print_notice(texts.away.format(until=clock_time(max(0.0, resume_timeout - longest))))
+        lost.update(gone)
 
     looking = LoopingCall(look)
     looking.clock = reactor
