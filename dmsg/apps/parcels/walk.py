@@ -134,12 +134,15 @@ class OfferedFiles:
         except TransferError:
             raise SourceChanged(f"{entry.path} changed after it was offered: it is no longer a file") from None
         status = os.fstat(file.fileno())
-        offered = self._walked.inodes[index], self._walked.generations[index]
-        is_other = (status.st_ino, generation_of(file.fileno())) != offered
-        if status.st_size < entry.size or (is_other and status.st_size != entry.size):
+        if status.st_size < entry.size or (status.st_size > entry.size and self._is_other(index, file, status)):
             file.close()
             raise resized_error(entry.path, status.st_size, entry.size)
         return file
+
+    def _is_other(self, index: int, file: IO[bytes], status: os.stat_result) -> bool:
+        """Whether a file is another one than the offered one, which may have grown."""
+        offered = self._walked.inodes[index], self._walked.generations[index]
+        return (status.st_ino, generation_of(file.fileno())) != offered
 
     def has_changed(self, index: int, file: IO[bytes]) -> bool:
         """Whether somebody has written to an open file since it was offered."""
