@@ -4,8 +4,8 @@
 hundreds of them. :func:`install` makes ``reactor.spawnProcess`` fork these two programs from a process that has
 imported their modules and does nothing else. A forked program is a child of the test like any other program, with its
 own descriptors, directory and environment; one at a pseudoterminal has a session of its own. A program with other
-variables of the interpreter is started as usual. ``subprocess`` forks
-them, too, if it is not asked for anything unusual.
+variables of the interpreter is started as usual. ``subprocess`` forks the two programs, too, if it is not asked for
+anything unusual.
 
 A forked program ends without the interpreter's clean-up of modules: that would write to each page of memory that the
 program shares with the process it was forked from, which costs ten times as much as ``dmsg --help``.
@@ -69,7 +69,7 @@ PARENTS = frozenset({"demo", "host", "up"})
 VARIABLE = "DMSG_TESTS_FORK"
 """Name of the environment variable that says how programs are forked."""
 BARE = "bare"
-"""Its value for a fork server that has imported nothing."""
+"""Value of the variable for a fork server that has imported nothing."""
 LONGEST = 200_000
 """Maximum number of bytes of a request: arguments and environment."""
 MOST_DESCRIPTORS = 16
@@ -199,13 +199,11 @@ def _serve(connection: socket.socket) -> str:
                 connection.detach()
                 os.read(ready, 1)
                 request = pickle.loads(message)
-                is_worker = request["code"] == WORKER
-                if is_worker or _starts_programs(request["arguments"]):
+                if request["code"] == WORKER or _starts_programs(request["arguments"]):
                     _inherited, theirs = _high_socketpair()
-                    if is_worker or _starts_programs(request["arguments"]):
-                        # What Python makes of the variable when it starts.
-                        first = request["environment"]["PYTHONPATH"].split(os.pathsep)
-                        sys.path[:] = dict.fromkeys([*first, *sys.path])
+                    # What Python makes of the variable when it starts.
+                    first = request["environment"]["PYTHONPATH"].split(os.pathsep)
+                    sys.path[:] = dict.fromkeys([*first, *sys.path])
                     if os.fork() == 0:
                         _inherited.close()
                         _inherited = None
