@@ -303,7 +303,7 @@ OF_CODES: dict[str, tuple[str, Sequence[Change]]] = {
     "a resumed file is sent from its beginning": (_SENDER, [("            file.seek(offset)\n", "")]),
     "a longer file is sent in place of the offered one": (
         _SOURCES,
-        [(" or (is_other and status.st_size != entry.size):", ":")],
+        [(" or (status.st_size > entry.size and self._is_other(index, file, status)):", ":")],
     ),
     "a lost connection after the last byte counts as success": (
         _SENDER,
