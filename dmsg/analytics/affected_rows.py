@@ -7,7 +7,8 @@ in memory, by the same rules as for a whole day. The new rows then replace the g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 
 import pyarrow as pa
@@ -17,6 +18,9 @@ from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
+from dmsg.analytics.file_columns import Budget, FileColumns, Selection, can_affect_neighbours, with_small_dictionary
+from dmsg.analytics.memory_columns import of_one_form
+from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.parquet import WITHOUT_DICTIONARY, arrow_schema
 from dmsg.analytics.schemas import BRONZE, FAMILIES
 from dmsg.telemetry.schema import ENVELOPE, EVENTS
@@ -109,64 +113,138 @@ def _are_in(column: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.fill_null(pc.is_in(column.dictionary.cast(pa.string()), texts).take(column.indices), False)
 
 
-def read_events(
-    table: Delta,
-    files: Iterable[File],
-    family: str,
-    groups: Groups | None = None,
-    most: int = MAX_AFFECTED_EVENTS,
-    columns: Sequence[str] | None = None,
-) -> pa.Table:
-    """Return the events of one family, with the columns of :func:`event_schema`.
+def read_events(table: Delta, files: Iterable[File], family: str) -> pa.Table:
+    """Return all events of one family in some files, with the columns of :func:`event_schema`.
 
     :param table: the table bronze.
     :param files: files of bronze with events of the family.
-    :param groups: return only events of these groups; None for all events. Files in which the first column of the
-        groups has none of the groups' texts are not searched.
-    :param most: maximum number of events to return.
-    :param columns: return only these of the columns; None for all.
-    :raises WholeDays: there are more than ``most`` events, or a file cannot be read.
+    :raises WholeDays: a file cannot be read.
     """
-    schema = arrow_schema(event_schema(family))
-    if columns is not None:
-        schema = pa.schema([schema.field(name) for name in columns])
+    schema, storage = arrow_schema(event_schema(family)), table.reading_storage()
+    found = [schema.empty_table()]
+    for file in files:
+        with _whole_days_if_damaged(), storage.open_input_file(file.path) as opened:
+            source = pq.ParquetFile(opened)
+            there = set(source.schema_arrow.names)
+            rows = source.read([name for name in schema.names if name in there])
+            found.append(with_columns(rows, schema, file.values))
+    return pa.concat_tables(found)
+
+
+def find_events(
+    table: Delta,
+    files: Sequence[File],
+    family: str,
+    groups: Groups | None,
+    budget: Budget,
+    partial_days: Container[str] = (),
+) -> MemoryRows:
+    """Return the events of one family, with the columns of :func:`event_schema`; otherwise as :func:`find_rows`.
+
+    :param table: the table bronze.
+    :param files: files of bronze with events of the family.
+    :param partial_days: days of which only the events are returned that can affect a neighbouring day; see
+        :func:`~dmsg.analytics.file_columns.can_affect_neighbours`.
+    :raises WholeDays: there are more than :data:`MAX_AFFECTED_EVENTS` events, or a file cannot be read.
+    """
+    return find_rows(table, files, event_schema(family), groups, budget, MAX_AFFECTED_EVENTS, partial_days)
+
+
+def find_rows(
+    table: Delta,
+    files: Sequence[File],
+    schema: StructType,
+    groups: Groups | None,
+    budget: Budget,
+    most: int,
+    partial_days: Container[str] = (),
+) -> MemoryRows:
+    """Return rows of a table. A column is read when a rule first needs it.
+
+    :param files: files of the table.
+    :param schema: the columns of the rows.
+    :param groups: return only rows of these groups; None for all rows. Files in which the first column of the groups
+        has none of the groups' texts are not searched.
+    :param budget: number of bytes that the columns may have.
+    :param most: maximum number of rows.
+    :param partial_days: as for :func:`find_events`. It is used only with groups.
+    :raises WholeDays: there are more than ``most`` rows, or a file cannot be read.
+    """
+    selections: dict[str, Selection] = {}
+    if groups is not None:
+        with _whole_days_if_damaged():
+            selections = _select(table, files, groups, most, partial_days)
+        files = [file for file in files if file.path in selections]
+    elif sum(most + 1 if file.rows is None else file.rows for file in files) > most:
+        raise WholeDays
+    columns = FileColumns(table.reading_storage(), files, budget, selections=selections)
+    return columns.rows(arrow_schema(schema))
+
+
+@contextmanager
+def _whole_days_if_damaged() -> Iterator[None]:
     try:
-        return _read_events(table, files, schema, groups, most)
+        yield
     except (pa.ArrowInvalid, OSError):
         # A file may be damaged. The caller lets Spark read the whole days then, and Spark's error names the damaged
         # file.
         raise WholeDays from None
 
 
-def _read_events(table: Delta, files: Iterable[File], schema: pa.Schema, groups: Groups | None, most: int) -> pa.Table:
+def _select(
+    table: Delta, files: Iterable[File], groups: Groups, most: int, partial_days: Container[str]
+) -> dict[str, Selection]:
+    """Choose the rows of the groups. Return the choices by the paths of the files that contain such rows.
+
+    :raises WholeDays: there are more than ``most`` rows.
+    """
     storage = table.reading_storage()
-    found, count = [schema.empty_table()], 0
+    found: dict[str, Selection] = {}
+    count = 0
     for file in files:
-        if groups is not None and not table.texts.can_contain(file.path, groups.columns[0], groups.first_texts):
+        if not table.texts.can_contain(file.path, groups.columns[0], groups.first_texts):
             continue
         with storage.open_input_file(file.path) as opened:
             footer = pq.read_metadata(opened)
-            there = set(footer.schema.to_arrow_schema().names)
-            names = [name for name in schema.names if name in there]
-            if groups is not None and not there.issuperset(groups.columns):
+            if not set(footer.schema.to_arrow_schema().names).issuperset(groups.columns):
                 # The file lacks a column that defines the groups, so none of its events belongs to a group.
                 continue
             # Texts of which the file has a dictionary are compared in the dictionary, and not in each row.
-            encoded = [] if groups is None else [name for name in groups.columns if name not in WITHOUT_DICTIONARY]
+            encoded = [name for name in groups.columns if name not in WITHOUT_DICTIONARY]
             source = pq.ParquetFile(opened, metadata=footer, read_dictionary=encoded)
-            for group in range(source.num_row_groups):
-                if groups is not None:
-                    keep = groups.contains(source.read_row_group(group, groups.columns))
-                    affected = pc.sum(keep).as_py() or 0
-                else:
-                    keep, affected = None, source.metadata.row_group(group).num_rows
-                count += affected
+            numbers, chosen = [], []
+            known: dict[str, list[pa.Array]] = {name: [] for name in groups.columns}
+            for number in range(source.num_row_groups):
+                near = _near_midnight(source, number) if file.values["dt"] in partial_days else None
+                if near is not None and not pc.any(near).as_py():
+                    continue
+                keys = source.read_row_group(number, groups.columns)
+                belong = groups.contains(keys) if near is None else _contained(groups, keys, near)
+                if affected := pc.sum(belong).as_py() or 0:
+                    numbers.append(number)
+                    chosen.append(belong)
+                    for name, texts in known.items():
+                        texts.append(with_small_dictionary(keys[name].combine_chunks().filter(belong)))
+                    count += affected
                 if count > most:
                     raise WholeDays
-                if affected:
-                    rows = source.read_row_group(group, names)
-                    found.append(with_columns(rows if keep is None else rows.filter(keep), schema, file.values))
-    return pa.concat_tables(found)
+        if numbers:
+            columns = {name: pa.concat_arrays(of_one_form(texts)) for name, texts in known.items()}
+            found[file.path] = Selection(numbers, pa.concat_arrays(chosen), columns)
+    return found
+
+
+def _near_midnight(source: pq.ParquetFile, row_group: int) -> pa.Array:
+    """Return for each event or receipt of a row group whether it can affect a neighbouring day."""
+    rows = source.read_row_group(row_group, [name for name in ("ts", "former") if name in source.schema_arrow.names])
+    former = rows["former"].combine_chunks() if "former" in rows.column_names else None
+    return can_affect_neighbours(rows["ts"].combine_chunks(), former)
+
+
+def _contained(groups: Groups, rows: pa.Table, candidates: pa.Array) -> pa.Array:
+    """Return for each row whether it is a candidate and belongs to one of the groups."""
+    places = pc.indices_nonzero(candidates).filter(groups.contains(rows.filter(candidates)))
+    return pc.is_in(pa.arange(0, rows.num_rows), places.cast(pa.int64()))
 
 
 def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str], *, lacking: bool = True) -> pa.Table:

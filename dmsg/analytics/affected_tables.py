@@ -13,7 +13,7 @@ Each table is computed by one of three methods, with the rules of :mod:`dmsg.ana
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cache, cached_property
@@ -31,18 +31,29 @@ from dmsg.analytics.affected_rows import (
     Subtraction,
     WholeDays,
     event_schema,
+    find_events,
+    find_rows,
     read_events,
 )
 from dmsg.analytics.changes import days_around, newest_event, producers_with_changed_ends
 from dmsg.analytics.data_files import File
+from dmsg.analytics.file_columns import Budget
 from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.gold import abuse, traffic
 from dmsg.analytics.lake import Lake
-from dmsg.analytics.memory_tables import OF_TRANSPORTS, as_rows, rows_of_table
+from dmsg.analytics.memory_tables import (
+    MEMORY_BYTES,
+    MEMORY_ROWS,
+    OF_TRANSPORTS,
+    all_events,
+    as_frame,
+    as_rows,
+    rows_of_table,
+)
 from dmsg.analytics.parquet import arrow_schema
-from dmsg.analytics.rewrites import Rewrite, find_groups, find_rewrites, read_groups
+from dmsg.analytics.rewrites import Rewrite, find_groups, find_rewrites
 from dmsg.analytics.runs import State
-from dmsg.analytics.schemas import FAMILIES, SILVER
+from dmsg.analytics.schemas import BRONZE, FAMILIES, SILVER
 from dmsg.analytics.store import NUMBERS, SUMS, unrefined
 from dmsg.analytics.table_plans import Tables, daily_tables, silver_tables
 from dmsg.analytics.views import VIEWS
@@ -50,6 +61,7 @@ from dmsg.analytics.views import VIEWS
 IDENTITY = ("producer", "boot", "seq", "ts", "mono", "dt")
 """Columns that identify and number an event."""
 _PAIR = ("producer", "src", "dst")
+_PAIR_SCHEMA = StructType([one for one in BRONZE.fields if one.name in _PAIR])
 _TRANSPORT = ("server", "transport")
 _BY_GROUPS = {"pair_day": ("server", "src", "dst")}
 _SUMS_OF: dict[str, Callable[[DataFrame, DataFrame], DataFrame]] = {
@@ -91,8 +103,8 @@ class _Words:
     :ivar all: the old and the new events and receipts together, by family of events.
     """
 
-    old: Mapping[str, pa.Table]
-    all: Mapping[str, pa.Table]
+    old: Mapping[str, DataFrame]
+    all: Mapping[str, DataFrame]
 
 
 class AffectedTables:
@@ -112,6 +124,7 @@ class AffectedTables:
         self._bronze = lake.table("", "bronze")
         self._verdict_days: tuple[str, ...] | None = None
         self._words = cache(self._read_words)
+        self._client_events = cache(self._read_client_events)
         self._verdicts = cache(self._compute_verdicts)
 
     # --- events ---
@@ -131,9 +144,22 @@ class AffectedTables:
         ]
 
     def _events(
-        self, family: str, days: Iterable[str], *, groups: Groups | None = None, columns: Sequence[str] | None = None
-    ) -> pa.Table:
-        return read_events(self._bronze, self._files(family, days), family, groups, columns=columns)
+        self,
+        family: str,
+        days: Iterable[str],
+        groups: Groups | None = None,
+        *,
+        new: bool | None = None,
+        partial_days: Container[str] = (),
+    ) -> DataFrame:
+        """Return the events of one family on these days.
+
+        :param groups: return only events of these groups; None for all events.
+        :param new: as for :meth:`_files`.
+        :param partial_days: as for :func:`~dmsg.analytics.affected_rows.find_events`.
+        """
+        files = self._files(family, days, new=new)
+        return as_frame(find_events(self._bronze, files, family, groups, Budget(MEMORY_BYTES), partial_days))
 
     @property
     def has_few_events(self) -> bool:
@@ -169,15 +195,14 @@ class AffectedTables:
         schema = SUMS.schema
         added = bronze.add_sums(
             rows_of_table(self._stored_rows("silver", SUMS.name, days), schema),
-            bronze.sums(self._identities(self._new_events)),
+            bronze.sums(self._new_identities()),
         )
         return as_rows(added).table(schema)
 
-    def _identities(self, events: Mapping[str, pa.Table]) -> DataFrame:
-        """Return only the columns that identify and number the events, for all families."""
-        rows = pa.concat_tables([some.select(IDENTITY) for some in events.values()])
-        days = rows["dt"].cast(pa.date32())
-        return rows_of_table(rows.set_column(rows.column_names.index("dt"), "dt", days), SUMS.schema)
+    def _new_identities(self) -> DataFrame:
+        """Return the columns that identify and number the new events of all families."""
+        parts = [rows_of_table(rows, event_schema(family)) for family, rows in self._new_events.items()]
+        return all_events(parts, IDENTITY)
 
     def numbers(self, sums: pa.Table, days: Iterable[str]) -> pa.Table:
         """Return the rows of the table ``numbers`` for these days.
@@ -196,11 +221,9 @@ class AffectedTables:
             known = {tuple(row.values()) for row in stored.select(keys).to_pylist()}
             if any(tuple(row.values()) in known for row in incomplete.select(keys).to_pylist()):
                 of_processes = Groups(("producer", "boot"), [incomplete])
-                events = self._identities(
-                    {family: self._events(family, days, groups=of_processes, columns=IDENTITY) for family in FAMILIES}
-                )
+                events = all_events([self._events(family, days, of_processes) for family in FAMILIES], IDENTITY)
             else:
-                events = self._identities(self._new_events)
+                events = self._new_identities()
         counted = _rows_of(bronze.numbers(frame, events), NUMBERS.schema)
         return pa.concat_tables([stored.filter(pc.invert(groups.contains(stored))), counted])
 
@@ -244,10 +267,7 @@ class AffectedTables:
         changed = pa.table({"producer": pa.array(producers_with_changed_ends(before, now), pa.string())})
         starts = self._new_events["life"].filter(pc.equal(self._new_events["life"]["type"], "start"))
         groups = Groups(("producer",), [changed, starts, self._new_events["session"]])
-        events = {
-            family: rows_of_table(self._events(family, days, groups=groups), event_schema(family))
-            for family in ("session", "life")
-        }
+        events = {family: self._events(family, days, groups) for family in ("session", "life")}
         read = {NUMBERS.name: rows_of_table(now, NUMBERS.schema)}.__getitem__
         plans = silver_tables(events.__getitem__, read, read, days, last_day=self._last_day)
         table = self._lake.table("silver", "sessions")
@@ -265,13 +285,14 @@ class AffectedTables:
 
     def _read_words(self, days: tuple[str, ...]) -> _Words:
         around = days_around(days)
+        partial_days = set(around).difference(days)
         self._check_views(around)
         old, every = {}, {}
         for family in OF_TRANSPORTS:
             groups = self._transports.renamed((server_column(family), "transport"))
-            old[family] = read_events(self._bronze, self._files(family, around, new=False), family, groups)
-            new = read_events(self._bronze, self._files(family, around, new=True), family, groups)
-            every[family] = pa.concat_tables([old[family], new])
+            old[family] = self._events(family, around, groups, new=False, partial_days=partial_days)
+            new = self._events(family, around, groups, new=True, partial_days=partial_days)
+            every[family] = old[family].unionByName(new)
         return _Words(old, every)
 
     @cached_property
@@ -288,13 +309,12 @@ class AffectedTables:
         ]
         return Groups(_TRANSPORT, named)
 
-    def _tables(self, days: Sequence[str], words: Mapping[str, pa.Table], verdicts: pa.Table | None = None) -> Tables:
+    def _tables(self, days: Sequence[str], events: Mapping[str, DataFrame], verdicts: pa.Table | None = None) -> Tables:
         """Return the plans by which the tables are computed for the affected transports.
 
-        :param words: events and receipts of the affected transports, by family of events.
+        :param events: events and receipts of the affected transports, by family of events.
         :param verdicts: verdicts on these transports, for the tables that are made from verdicts.
         """
-        events = {family: rows_of_table(rows, event_schema(family)) for family, rows in words.items()}
         around = {"transports": silver.transports(events["transport"]), "receipts": silver.receipts(events["receipt"])}
         wanted = F.col("dt").cast("string").isin(list(days))
         read = {name: rows.where(wanted) for name, rows in around.items()}
@@ -320,7 +340,7 @@ class AffectedTables:
         schema, old = SILVER["verdicts"].schema, self._words(days).old
         fresh = self._verdicts(days)
         former = arrow_schema(schema).empty_table()
-        if any(rows.num_rows for rows in old.values()):
+        if not all(rows.isEmpty() for rows in old.values()):
             former = _rows_of(self._tables(days, old)["verdicts"](), schema)
         former_rows = Subtraction(former)
         table = self._lake.table("silver", "verdicts")
@@ -338,10 +358,10 @@ class AffectedTables:
         if self._verdict_days is None:
             raise WholeDays
         servers = Groups(("server",), [pa.table({"server": self._transports.first_texts})])
-        verdicts = rows_of_table(
-            read_groups(self._lake.table("silver", "verdicts"), days, servers), SILVER["verdicts"].schema
-        )
-        read = {"verdicts": verdicts}.__getitem__
+        silver_verdicts = self._lake.table("silver", "verdicts")
+        files = [file for file in silver_verdicts.files() if file.values["dt"] in days]
+        verdicts = find_rows(silver_verdicts, files, silver_verdicts.schema, servers, Budget(MEMORY_BYTES), MEMORY_ROWS)
+        read = {"verdicts": as_frame(verdicts)}.__getitem__
         table = self._lake.table("gold", "settlement_day")
         rows = _rows_of(daily_tables(read, read)["settlement_day"](), table.schema)
         return Rows(rows, find_groups(table, days, servers))
@@ -354,12 +374,25 @@ class AffectedTables:
         table = self._lake.table(layer, name)
         return Rows(_rows_of(plan(), table.schema), find_groups(table, days, self._transports))
 
+    @cached_property
+    def _clients(self) -> Groups:
+        """Clients with new requests, by server."""
+        return Groups(("producer", "src"), [self._new_events["transport"]])
+
+    def _read_client_events(self, days: tuple[str, ...]) -> DataFrame:
+        """Return the transport events of the clients with new requests."""
+        return self._events("transport", days, self._clients)
+
     def _by_groups(self, name: str, days: tuple[str, ...]) -> Rows:
         self._check_views(days)
         groups = Groups(_PAIR, [self._new_events["transport"]])
-        events = silver.transports(
-            rows_of_table(self._events("transport", days, groups=groups), event_schema("transport"))
-        )
+        try:
+            clients = as_rows(self._client_events(days))
+            rows = as_frame(clients.chosen(groups.contains(clients.table(_PAIR_SCHEMA))))
+        except WholeDays:
+            # The clients have too many events, but the pairs have fewer.
+            rows = self._events("transport", days, groups)
+        events = silver.transports(rows)
         read = {"transports": events}.__getitem__
         tables = daily_tables(read, read)
         table = self._lake.table("gold", name)
@@ -371,20 +404,19 @@ class AffectedTables:
         refusals or entries, and scores of unanswered requests only for the clients of new requests.
         """
         self._check_views(days)
-        groups = Groups(("producer", "src"), [self._new_events["transport"]])
+        groups = self._clients
         stored = self._stored_rows("gold", "abuse_day", days)
         former = pc.and_(
             pc.equal(stored["kind"], abuse.UNANSWERED), groups.renamed(("producer", "who")).contains(stored)
         )
-        found = {"transport": self._events("transport", days, groups=groups)}
+        events = {"transport": self._client_events(days)}
         is_churn = pc.equal(stored["kind"], abuse.CHURN)
         of_refusals = pc.invert(pc.or_(is_churn, pc.equal(stored["kind"], abuse.UNANSWERED)))
         for family, scores in (("refusal", of_refusals), ("entry", is_churn)):
-            found[family] = self._new_events[family]
-            if found[family].num_rows:
-                found[family] = self._events(family, days)
+            events[family] = rows_of_table(self._new_events[family], event_schema(family))
+            if not events[family].isEmpty():
+                events[family] = self._events(family, days)
                 former = pc.or_(former, scores)
-        events = {family: rows_of_table(rows, event_schema(family)) for family, rows in found.items()}
         rows = abuse.abuse_day(
             silver.refusals(events["refusal"]), silver.transports(events["transport"]), silver.entries(events["entry"])
         )

@@ -24,25 +24,27 @@ STANDARD: dict[str, tuple[str, object]] = {
     "max": ("max", None),
     "avg": ("mean", None),
     "bool_or": ("any", None),
+    "count_all": ("count", 0),
+    "count_if": ("count", 0),
 }
-"""Aggregates that Arrow computes: Arrow's name of each, and its result for a group without values."""
+"""Aggregates that Arrow computes: Arrow's name of each, and its result for a group without values. Arrow computes all
+of them together, so that rows are assigned to groups only once."""
+
+
+def standard_operand(groups: Groups, op: str, *operands: pa.Array) -> pa.Array:
+    """Return the values that Arrow aggregates to compute one of :data:`STANDARD`."""
+    if op == "count_all":
+        return groups.number
+    return pc.if_else(*operands, True, pa.scalar(None, pa.bool_())) if op == "count_if" else operands[0]
 
 
 def _standard(op: str) -> Aggregate:
     name, other = STANDARD[op]
 
-    def aggregate(groups: Groups, values: pa.Array) -> pa.Array:
-        return groups.standard(name, values, other=other)
+    def aggregate(groups: Groups, *operands: pa.Array) -> pa.Array:
+        return groups.standard(name, standard_operand(groups, op, *operands), other=other)
 
     return aggregate
-
-
-def _count_all(groups: Groups) -> pa.Array:
-    return groups.standard("count", groups.number, other=0)
-
-
-def _count_if(groups: Groups, values: pa.Array) -> pa.Array:
-    return groups.standard("count", pc.if_else(values, True, pa.scalar(None, pa.bool_())), other=0)
 
 
 def _bit_or(groups: Groups, values: pa.Array) -> pa.Array:
@@ -86,9 +88,7 @@ def _histograms(groups: Groups, values: pa.Array) -> pa.Array:
 
 
 AGGREGATES: dict[str, Aggregate] = {
-    "count_all": _count_all,
     **{op: _standard(op) for op in STANDARD},
-    "count_if": _count_if,
     "count_distinct": Groups.count_distinct,
     "bit_or": _bit_or,
     # Each number sets one bit of the bitmap, so the number of set bits is the number of different numbers.

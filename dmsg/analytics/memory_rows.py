@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.expressions import Expression, as_column
-from dmsg.analytics.memory_aggregates import AGGREGATES, STANDARD, over
+from dmsg.analytics.memory_aggregates import AGGREGATES, STANDARD, over, standard_operand
 from dmsg.analytics.memory_columns import (
     FALSE,
     NotInMemory,
@@ -36,9 +36,13 @@ Get = Callable[[], pa.Array]
 
 class _Once:
     """Column that is computed when it is first needed. Texts may stay dictionary-encoded until an expression needs
-    them: to group, filter or join rows by a text, its index in Arrow's dictionary is enough."""
+    them: to group, filter or join rows by a text, its index in Arrow's dictionary is enough.
 
-    def __init__(self, get: Get) -> None:
+    :ivar kind: type of the column, if it is known before the column is computed.
+    """
+
+    def __init__(self, get: Get, kind: pa.DataType | None = None) -> None:
+        self.kind = kind
         self._get: Get | None = get
         self._values: pa.Array | None = None
         self._plain: pa.Array | None = None
@@ -73,12 +77,24 @@ def _table_column(table: pa.Table, name: str) -> pa.Array:
     return plain(table[name].combine_chunks())
 
 
-def _union_column(sides: Sequence[MemoryRows], name: str) -> Get:
+def _union_column(sides: Sequence[MemoryRows], name: str) -> _Once:
     def values() -> pa.Array:
         parts = [side.getters[name].encoded() if name in side.getters else pa.nulls(side.count_rows) for side in sides]
         return pa.concat_arrays(of_one_type(*of_one_form(parts)))
 
-    return values
+    kinds = [side.getters[name].kind if name in side.getters else None for side in sides]
+    return _Once(values, kinds[0] if all(kind == kinds[0] for kind in kinds) else None)
+
+
+def _part_of(get: _Once, part: Callable[[pa.Array], pa.Array], count: int) -> _Once:
+    """Return a column with some of the rows of another column.
+
+    :param part: returns these rows.
+    :param count: number of these rows. If there are none and the type is known, the other column is not computed.
+    """
+    if not count and (kind := get.kind) is not None:
+        return _Once(lambda: pa.array([], kind), kind)
+    return _Once(lambda: part(get.encoded()), get.kind)
 
 
 class MemoryRows:
@@ -98,6 +114,14 @@ class MemoryRows:
     def of(cls, table: pa.Table) -> MemoryRows:
         """Return the rows of a table of Arrow."""
         return cls({name: partial(_table_column, table, name) for name in table.column_names}, table.num_rows)
+
+    @classmethod
+    def with_types(cls, columns: Mapping[str, tuple[Get, pa.DataType]], count: int) -> MemoryRows:
+        """Return rows with columns of known types.
+
+        :param columns: function that returns the column, and the type of the column, by name.
+        """
+        return cls({name: _Once(get, kind) for name, (get, kind) in columns.items()}, count)
 
     @property
     def columns(self) -> list[str]:
@@ -148,6 +172,17 @@ class MemoryRows:
         inner = _replace(expression, {"over"}, parts, windowed)
         return as_array(evaluate(inner, column, self.count_rows), self.count_rows)
 
+    def chosen(self, keep: pa.Array) -> MemoryRows:
+        """Return some of the rows.
+
+        :param keep: for each row, whether it is returned.
+        """
+        count = pc.sum(keep).as_py() or 0
+        return MemoryRows(
+            {name: _part_of(get, lambda values: values.filter(keep), count) for name, get in self.getters.items()},
+            count,
+        )
+
     # The names of the following methods are PySpark's.
 
     def select(self, *columns: Any) -> MemoryRows:
@@ -185,19 +220,15 @@ class MemoryRows:
         return MemoryRows({**others, name: partial(pc.list_flatten, lists)}, len(parents))
 
     def _take(self, places: pa.Array) -> MemoryRows:
-        def taken(get: _Once) -> Get:
-            return lambda: get.encoded().take(places)
-
-        return MemoryRows({name: taken(get) for name, get in self.getters.items()}, len(places))
+        count = len(places)
+        return MemoryRows(
+            {name: _part_of(get, lambda values: values.take(places), count) for name, get in self.getters.items()},
+            count,
+        )
 
     def where(self, condition: Expression | str) -> MemoryRows:
         """Return the rows for which a condition is true; a text is the name of a column."""
-        keep = pc.fill_null(self.values(as_column(condition)).cast(pa.bool_()), FALSE)
-
-        def kept(get: _Once) -> Get:
-            return lambda: get.encoded().filter(keep)
-
-        return MemoryRows({name: kept(get) for name, get in self.getters.items()}, pc.sum(keep).as_py() or 0)
+        return self.chosen(pc.fill_null(self.values(as_column(condition)).cast(pa.bool_()), FALSE))
 
     def withColumns(self, columns: Mapping[str, Expression]) -> MemoryRows:
         """Add or replace columns."""
@@ -297,7 +328,10 @@ class _Grouped:
             for column in aggregates:
                 _find(column, STANDARD, found)
             names = [STANDARD[one.op] for one in found.values()]
-            operands = [rows.values(one.args[0]) for one in found.values()]
+            operands = [
+                standard_operand(groups, one.op, *(rows.values(operand) for operand in one.args))
+                for one in found.values()
+            ]
             wanted = [(name, values, other) for (name, other), values in zip(names, operands, strict=True)]
             known.update(zip(found, groups.several(wanted), strict=True))
 

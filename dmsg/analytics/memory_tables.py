@@ -9,26 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
-from threading import Lock
 from typing import cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from dmsg.analytics import silver
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
-from dmsg.analytics.event_rules import MIDNIGHT_MS
 from dmsg.analytics.expressions import as_column
-from dmsg.analytics.memory_columns import NotInMemory, of_one_form, plain
+from dmsg.analytics.file_columns import Budget, FileColumns
+from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
-from dmsg.analytics.parquet import TEXTS, arrow_schema, column_bytes
+from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import State
-from dmsg.analytics.schemas import DAY_MS, GOLD
+from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.store import BRONZE_KEY, Store
 from dmsg.analytics.views import VIEWS
 
@@ -40,7 +36,6 @@ the lengths of texts, so the number of rows alone is no bound."""
 OF_TRANSPORTS = ("transport", "receipt")
 """Families of events with the three counts of transports.  The events of one transport can be on both sides of
 midnight."""
-_TEXTS_ONCE = pa.dictionary(pa.int32(), pa.string())
 OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "transports": silver.transports,
     "refusals": silver.refusals,
@@ -49,32 +44,6 @@ OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
 }
 """Functions that compute the rows of a view from events, by view."""
 assert OF_EVENTS.keys() == VIEWS.keys()
-
-
-class Budget:
-    """Number of bytes that may still be read into memory."""
-
-    def __init__(self, left: int) -> None:
-        self._left = left
-        self._lock = Lock()
-
-    def take(self, size: int) -> None:
-        """Count bytes that were read.
-
-        :raises NotInMemory: more bytes were read than the budget allows.
-        """
-        with self._lock:
-            self._left -= size
-            if self._left < 0:
-                raise NotInMemory("the columns are too large for memory")
-
-    def check(self, size: int) -> None:
-        """Check that ``size`` more bytes may be read, without counting them.
-
-        :raises NotInMemory: the budget does not allow them.
-        """
-        if size > self._left:
-            raise NotInMemory("the columns are too large for memory")
 
 
 def as_frame(rows: MemoryRows) -> DataFrame:
@@ -102,97 +71,10 @@ def rows_of_table(table: pa.Table, schema: StructType) -> DataFrame:
     return as_frame(MemoryRows({**found.getters, **lacking}, table.num_rows))
 
 
-def can_affect_neighbours(times: pa.Array, former: pa.Array | None) -> pa.Array:
-    """Return for each event or receipt whether it is near midnight, or was sent after a restart. Only these can affect
-    a neighbouring day.
-
-    :param times: milliseconds since 1970.
-    :param former: whether each receipt was sent after a restart; None if none was.
-    """
-    of_day = pc.subtract(times, pc.multiply(pc.divide(times, DAY_MS), DAY_MS))
-    near = pc.or_(pc.less(of_day, MIDNIGHT_MS), pc.greater_equal(of_day, DAY_MS - MIDNIGHT_MS))
-    return near if former is None else pc.or_(near, pc.fill_null(former, False))
-
-
-class _Files:
-    """Columns of the files of a table.
-
-    :param partial_days: days of which not all rows are read, but only events and receipts near midnight, and receipts
-        that were sent after a restart. Only these rows can affect a neighbouring day.
-    """
-
-    def __init__(
-        self, storage: pafs.FileSystem, files: Sequence[File], budget: Budget, partial_days: Container[str] = ()
-    ) -> None:
-        self._storage = storage
-        self._files = files
-        self._budget = budget
-        self._footers: dict[str, pq.FileMetaData] = {}
-        self._kept = {file.path: self._needed_rows(file) for file in files if file.values.get("dt", "") in partial_days}
-
-    @property
-    def count(self) -> int:
-        """Number of rows."""
-        return sum(
-            pc.sum(self._kept[file.path]).as_py() or 0 if file.path in self._kept else file.rows or 0
-            for file in self._files
-        )
-
-    def _needed_rows(self, file: File) -> pa.Array:
-        """Return for each event or receipt of a file whether it can affect a neighbouring day."""
-        return can_affect_neighbours(self._of_file(file, "ts", pa.int64()), self._of_file(file, "former", pa.bool_()))
-
-    def column(self, name: str, kind: pa.DataType) -> pa.Array:
-        """Read a column of all files."""
-        parts = []
-        for file in self._files:
-            values = self._of_file(file, name, kind)
-            parts.append(values.filter(self._kept[file.path]) if file.path in self._kept else values)
-        return pa.concat_arrays(of_one_form(parts)) if parts else pa.array([], kind)
-
-    def _of_file(self, file: File, name: str, kind: pa.DataType) -> pa.Array:
-        rows = file.rows or 0
-        if name in file.values:
-            found = pa.repeat(pa.scalar(file.values[name], pa.string()).cast(kind), rows)
-            self._budget.take(found.nbytes)
-            return found.dictionary_encode() if kind in TEXTS else found
-        try:
-            column = self._read(file.path, name)
-        except (pa.ArrowInvalid, OSError):
-            # The file is damaged. Spark then reads it, and Spark's error names the file.
-            raise NotInMemory(f"{file.path} cannot be read") from None
-        if column is None:
-            return pa.nulls(rows, _TEXTS_ONCE if kind in TEXTS else kind)
-        self._budget.take(column_bytes(column))
-        found = column.combine_chunks()
-        # Texts stay in Arrow's dictionary encoding, which contains each different text once.
-        return found if pa.types.is_dictionary(found.type) and kind in TEXTS else plain(found).cast(kind)
-
-    def _read(self, path: str, name: str) -> pa.ChunkedArray | None:
-        with self._storage.open_input_file(path) as opened:
-            source = pq.ParquetFile(opened, metadata=self._footers.get(path))
-            self._footers[path] = source.metadata
-            there = source.schema_arrow
-            if name not in there.names:
-                return None
-            if there.field(name).type in TEXTS:
-                if (size := _plain_bytes(source.metadata, name)) is None:
-                    # With dictionary encoding, each different text is in memory once. So the size of the plain texts
-                    # can be counted before the texts are copied for each row.
-                    source = pq.ParquetFile(opened, metadata=source.metadata, read_dictionary=[name])
-                else:
-                    self._budget.check(size)
-            return source.read([name])[name]
-
-
-def _plain_bytes(footer: pq.FileMetaData, name: str) -> int | None:
-    """Return the size of a text column in memory; None if the file has a dictionary of its texts, and so does not state
-    this size."""
-    place = next(index for index in range(footer.num_columns) if footer.schema.column(index).path == name)
-    groups = [footer.row_group(index).column(place) for index in range(footer.num_row_groups)]
-    if any(one.has_dictionary_page or not {"PLAIN", "RLE"}.issuperset(one.encodings) for one in groups):
-        return None
-    return int(sum(one.total_uncompressed_size for one in groups))
+def all_events(parts: Iterable[DataFrame], names: Sequence[str]) -> DataFrame:
+    """Return some columns of the events of several families. The column ``dt`` is a date."""
+    first, *others = (as_rows(part).select(*names) for part in parts)
+    return as_frame(first.unionByName(*others).withColumn("dt", as_column("dt").cast("date")))
 
 
 class MemoryTables:
@@ -221,12 +103,10 @@ class MemoryTables:
         read_whole = (one for one in chosen if one.rows is None or one.values.get("dt", "") not in partial_days)
         if sum(MEMORY_ROWS + 1 if one.rows is None else one.rows for one in read_whole) > MEMORY_ROWS:
             raise NotInMemory("the files have too many rows to compute the table in memory")
-        columns = _Files(table.reading_storage(), chosen, self._budget, partial_days)
-        if (count := columns.count) > MEMORY_ROWS:
+        columns = FileColumns(table.reading_storage(), chosen, self._budget, partial_days=partial_days)
+        if columns.count > MEMORY_ROWS:
             raise NotInMemory("the files have too many rows to compute the table in memory")
-        return MemoryRows(
-            {one.name: partial(columns.column, one.name, one.type) for one in arrow_schema(table.schema)}, count
-        )
+        return columns.rows(arrow_schema(table.schema))
 
     def events(self, family: str) -> DataFrame:
         """Return the events of a family.
@@ -277,8 +157,7 @@ class MemoryTables:
 
         :raises NotInMemory: there are too many events.
         """
-        parts = [as_rows(self.events(family)).select(*names) for family in families]
-        if sum(part.count_rows for part in parts) > MEMORY_ROWS:
+        parts = [self.events(family) for family in families]
+        if sum(as_rows(part).count_rows for part in parts) > MEMORY_ROWS:
             raise NotInMemory("there are too many events to read all of them into memory")
-        found = parts[0].unionByName(*parts[1:])
-        return as_frame(found.withColumn("dt", as_column("dt").cast("date")))
+        return all_events(parts, names)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dmsg.analytics.affected_rows import MAX_STORED_ROWS, Groups, WholeDays, with_columns
+from dmsg.analytics.affected_rows import Groups, WholeDays, with_columns
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
 from dmsg.analytics.parquet import arrow_schema, read_part
@@ -92,23 +92,6 @@ def find_groups(table: Delta, days: Iterable[str], groups: Groups) -> list[Rewri
     :raises WholeDays: there are too many rows to search or to replace.
     """
     return find_rewrites(table, days, groups.contains, groups.columns, (groups.columns[0], groups.first_texts))
-
-
-def read_groups(table: Delta, days: Iterable[str], groups: Groups) -> pa.Table:
-    """Return the stored rows of groups. Files are skipped as by :func:`find_groups`.
-
-    :raises WholeDays: there are more than :data:`~dmsg.analytics.affected_rows.MAX_STORED_ROWS` rows.
-    """
-    schema, storage, chosen = arrow_schema(table.schema), table.reading_storage(), set(days)
-    found, count = [schema.empty_table()], 0
-    for file in table.files():
-        if file.values["dt"] in chosen and table.texts.can_contain(file.path, groups.columns[0], groups.first_texts):
-            rows = with_columns(read_part(storage, file.path), schema, file.values)
-            found.append(rows.filter(groups.contains(rows)))
-            count += found[-1].num_rows
-            if count > MAX_STORED_ROWS:
-                raise WholeDays
-    return pa.concat_tables(found)
 
 
 def _small_files(files: Iterable[File]) -> list[File]:

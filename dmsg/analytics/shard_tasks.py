@@ -26,17 +26,11 @@ from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
 from dmsg.analytics.executors import prepare_worker
 from dmsg.analytics.expressions import Expression
+from dmsg.analytics.file_columns import can_affect_neighbours
 from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
-from dmsg.analytics.memory_tables import (
-    OF_EVENTS,
-    OF_TRANSPORTS,
-    as_frame,
-    as_rows,
-    can_affect_neighbours,
-    rows_of_table,
-)
+from dmsg.analytics.memory_tables import OF_EVENTS, OF_TRANSPORTS, as_frame, as_rows, rows_of_table
 from dmsg.analytics.parquet import TEXTS, Part, arrow_schema, column_bytes, write_part
 from dmsg.analytics.rewrites import in_files
 from dmsg.analytics.schemas import BRONZE, GOLD, SILVER

@@ -13,12 +13,16 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import file_texts, rewrites
-from dmsg.analytics.affected_rows import Groups, read_events
+from dmsg.analytics import affected_rows, affected_tables, file_texts, functions as F
+from dmsg.analytics.affected_rows import Groups, find_events
 from dmsg.analytics.affected_tables import AffectedTables, Rows
-from dmsg.analytics.file_texts import FileTexts
+from dmsg.analytics.data_files import File
+from dmsg.analytics.file_columns import Budget, FileColumns, Selection
+from dmsg.analytics.file_texts import FileTexts, server_column
 from dmsg.analytics.jobs import Pipeline, RunOutcome
 from dmsg.analytics.listing import receipts_source, spool_source
+from dmsg.analytics.memory_columns import NotInMemory
+from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.schemas import GOLD, SILVER
 from dmsg.analytics.session import SparkOnDemand
 from tests.analytics.support import DAY, NEXT, NOW, S1, S2, Boot, LakeCase, spark, write_file
@@ -66,6 +70,63 @@ class FileTextsTests(SynchronousTestCase):
             for _ in range(2):
                 self.assertEqual(self.found("c"), ["two"])
             self.assertFalse(self.texts._kept)
+
+
+class FileColumnsTests(SynchronousTestCase):
+    """Columns of chosen rows of a file, without Spark."""
+
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.root.mkdir()
+        names = pa.array(["a", "b", "a", "c"])
+        self.rows = pa.table({"name": names.dictionary_encode(), "number": pa.array([1, 2, 3, 4], pa.int64())})
+        pq.write_table(self.rows, self.root / "one", row_group_size=2)
+
+    def columns(self, selection: Selection, budget: int = 1000) -> MemoryRows:
+        storage = pafs.SubTreeFileSystem(str(self.root), pafs.LocalFileSystem())
+        found = FileColumns(storage, [File("one", 1, {}, 4)], Budget(budget), selections={"one": selection})
+        return found.rows(pa.schema([("name", pa.string()), ("number", pa.int64()), ("absent", pa.bool_())]))
+
+    def test_only_chosen_rows_are_returned(self) -> None:
+        for groups, chosen, names, numbers in (
+            (None, [True, False, False, True], ["a", "c"], [1, 4]),
+            ([1], [False, True], ["c"], [4]),
+            ([0, 1], [False, True, True, False], ["b", "a"], [2, 3]),
+        ):
+            rows = self.columns(Selection(groups, pa.array(chosen)))
+            self.assertEqual((rows.column("name").to_pylist(), rows.column("number").to_pylist()), (names, numbers))
+            self.assertEqual(rows.column("absent").to_pylist(), [None] * len(names))
+
+    def test_only_row_groups_with_chosen_rows_are_read(self) -> None:
+        original = pq.ParquetFile.read_row_groups
+        with patch.object(pq.ParquetFile, "read_row_groups", autospec=True, side_effect=original) as read:
+            self.columns(Selection([1], pa.array([False, True]))).column("number")
+        self.assertEqual(read.call_args.args[1], [1])
+
+    def test_known_columns_are_not_read_again(self) -> None:
+        rows = self.columns(Selection([1], pa.array([False, True]), {"name": pa.array(["known"])}))
+        self.assertEqual(rows.column("name").to_pylist(), ["known"])
+        self.assertEqual(rows.column("number").to_pylist(), [4])
+
+    def test_chosen_rows_count_in_the_budget(self) -> None:
+        chosen = pa.array([True, False, False, False])
+        self.assertEqual(self.columns(Selection(None, chosen), budget=16).column("number").to_pylist(), [1])
+        self.assertRaises(NotInMemory, self.columns(Selection(None, chosen), budget=7).column, "number")
+        known = Selection(None, chosen, {"name": pa.array(["a long name"])})
+        self.assertRaises(NotInMemory, self.columns(known, budget=7).column, "name")
+
+    def test_a_column_of_no_rows_is_not_read(self) -> None:
+        """A join that leaves no rows has typed columns, as if they had been read."""
+        rows = self.columns(Selection(None, pa.array([True] * 4)))
+        (self.root / "one").unlink()
+        nothing = MemoryRows.of(pa.table({"key": pa.array([], pa.int64())}))
+        left = (
+            rows.withColumn("key", F.lit(1).cast("long"))
+            .join(nothing, "key")
+            .unionByName(rows.withColumn("key", F.lit(1).cast("long")).join(nothing, "key"))
+        )
+        self.assertEqual(left.column("number"), pa.array([], pa.int64()))
+        self.assertEqual(left.where(F.col("name") == "a").column("name"), pa.array([], pa.string()))
 
 
 class TwoServersCase(LakeCase):
@@ -152,13 +213,35 @@ class SearchedFilesTests(TwoServersCase):
             self.assertEqual(len(files), 2)
             wanted = pa.table({column: [S1], "transport": ["t"]})
             groups = Groups((column, "transport"), [wanted])
-            # The columns of the groups are read first, and then all columns.
             reading = patch.object(
                 pq.ParquetFile, "read_row_group", autospec=True, side_effect=pq.ParquetFile.read_row_group
             )
             with reading as read:
-                self.assertEqual(read_events(table, files, family, groups)[column].to_pylist(), [S1])
-                self.assertEqual(read.call_count, 2)
+                found = find_events(table, files, family, groups, Budget(1_000_000))
+                self.assertEqual(read.call_count, 1)
+            # The other columns are read when they are first needed.
+            self.assertEqual(found.column(column).to_pylist(), [S1])
+
+    def test_of_neighbouring_days_only_events_near_midnight_are_searched(self) -> None:
+        for time in ("00:09:00", "12:00:00", "23:52:00"):
+            self.closed(S1, "t", time=time)
+        self.signed(S1, "t", True)
+        self.signed(S1, "u", True, time="23:59:00")
+        self.taken_in()
+        table = self.pipeline().lake.table("", "bronze")
+        wanted = pa.table({"producer": [S1, S1], "transport": ["t", "u"]})
+        groups = Groups(("producer", "transport"), [wanted])
+        for family, days, hours in (
+            ("transport", (), [0, 12, 23]),
+            ("transport", {str(DAY)}, [0, 23]),
+            ("receipt", {str(DAY)}, [23]),
+        ):
+            files = [file for file in table.files() if file.values["family"] == family]
+            own = groups.renamed((server_column(family), "transport"))
+            found = find_events(table, files, family, own, Budget(1_000_000), days)
+            times = found.column("ts").to_pylist()
+            self.assertEqual([time // 3_600_000 % 24 for time in times], hours)
+            self.assertEqual(len(found.column("transport")), len(hours))
 
     def test_a_run_searches_only_files_of_the_servers_of_late_events(self) -> None:
         self.begin_with("two_runs")
@@ -274,10 +357,21 @@ class AffectedServersTests(TwoServersCase):
     def test_many_verdicts_on_a_server_are_not_read_into_memory(self) -> None:
         self.begin_with("two_sessions")
         self.closed(S1, "late")
-        with patch.object(rewrites, "MAX_STORED_ROWS", 1):
+        with patch.object(affected_tables, "MEMORY_ROWS", 1):
             found = self.late_run()
         self.assertIn("verdicts", found)
         self.assertNotIn("settlement_day", found)
+
+    def test_pairs_of_a_client_with_many_events(self) -> None:
+        """The events of a pair are searched alone if its client has too many events."""
+        for peer in "bccc":
+            self.closed(S1, f"t-{self.written}-{peer}", dst=peer)
+        self.taken_in()
+        self.closed(S1, "late")
+        with patch.object(affected_rows, "MAX_AFFECTED_EVENTS", 3):
+            found = self.late_run()
+        self.assertIn("pair_day", found)
+        self.assertNotIn("abuse_day", found)
 
     def test_the_end_of_a_process_changes_its_lost_sessions(self) -> None:
         """A session that was lost with its process ends with the last event of the process."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import functions as F, memory_groups, memory_tables, refine, shards, table_writer
+from dmsg.analytics import file_columns, functions as F, memory_groups, memory_tables, refine, shards, table_writer
 from dmsg.analytics.event_rules import LARGEST_NUMBER
 from dmsg.analytics.expressions import Expression
 from dmsg.analytics.functions import Window
@@ -536,7 +536,7 @@ class TablesTests(LakeCase):
             # The file has no dictionary of the transports, so their size is known before they are read.
             rows = as_rows(MemoryTables(lake, lake.state()).events("transport"))
             rows.column("seq")
-            with patch.object(memory_tables, "column_bytes", side_effect=AssertionError("the column was read")):
+            with patch.object(file_columns, "column_bytes", side_effect=AssertionError("the column was read")):
                 self.assertRaises(NotInMemory, rows.column, "transport")
 
     def test_a_damaged_file_is_left_to_spark_which_names_it(self) -> None:
