@@ -118,8 +118,14 @@ _CACHED_CLASSES = (
 """Java classes to cache, because PySpark looks them up again for every column."""
 
 
+JAVA_TIMEOUT = 30
+"""Seconds that a Java may take to state its version."""
+JAVA_VARIABLES = ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS")
+"""Environment variables with options for every Java. With a wrong option, Java does not start."""
+
+
 class JavaNotFound(Exception):
-    """Error: no Java was found that is suitable for Spark. Its text says how to install one."""
+    """Error: no Java was found that is suitable for Spark. Its text says what to do."""
 
 
 class SparkFailed(Exception):
@@ -127,12 +133,25 @@ class SparkFailed(Exception):
 
 
 def _java_version(java: str) -> int | None:
+    """Return the version of a Java; None if there is none.
+
+    :raises JavaNotFound: this Java does not start.
+    """
     try:
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, errors="replace", timeout=JAVA_TIMEOUT, check=False
+        )
     except OSError:
         return None
-    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    return int(found[1]) if found else None
+    except subprocess.TimeoutExpired:
+        raise JavaNotFound(f"{java} has not answered for {JAVA_TIMEOUT} seconds") from None
+    lines = (answer.stderr + answer.stdout).splitlines()
+    if found := re.search(r'version "(\d+)', "\n".join(lines)):
+        return int(found[1])
+    why = next((line for line in lines if line and "Picked up " not in line), f"exit code {answer.returncode}")
+    names = [name for name in JAVA_VARIABLES if os.environ.get(name)]
+    advice = f"; correct the environment variable {' or '.join(names)}" if names else ""
+    raise JavaNotFound(f"{java} does not start: {why}{advice}")
 
 
 def find_java() -> Path:
@@ -145,12 +164,19 @@ def find_java() -> Path:
         homes.append(Path(found).resolve().parent.parent)
     homes += sorted(Path("/usr/lib/jvm").glob("java-17-*")) + sorted(Path("/usr/lib/jvm").glob("java-21-*"))
     seen = []
+    broken: JavaNotFound | None = None
     for home in homes:
-        version = _java_version(str(home / "bin" / "java"))
+        try:
+            version = _java_version(str(home / "bin" / "java"))
+        except JavaNotFound as error:
+            broken = broken or error
+            continue
         if version in JAVA_VERSIONS:
             return home
         if version is not None:
             seen.append(f"{version} in {home}")
+    if broken is not None:
+        raise broken
     there = f"found {', '.join(seen)}; " if seen else ""
     raise JavaNotFound(
         f"Spark needs Java 17: {there}on Debian and Ubuntu `apt-get install openjdk-17-jre-headless`, "

@@ -1,4 +1,4 @@
-"""Options with which Java is started: the archive of Spark's classes, and the locale."""
+"""Search for Java, and options with which it is started: the archive of Spark's classes, and the locale."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from unittest.mock import patch
 import pyspark
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.analytics import session
 from dmsg.analytics.class_archive import archive_path, usable_archive
-from dmsg.analytics.session import name_files_in_utf8
+from dmsg.analytics.session import JavaNotFound, find_java, name_files_in_utf8
 
 
 class ArchiveTests(SynchronousTestCase):
@@ -56,6 +57,47 @@ class ArchiveTests(SynchronousTestCase):
         self.assertIsNone(usable_archive(self.directory, self.java))
         self.directory.chmod(0o755)
         self.assertEqual(usable_archive(self.directory, self.java), path)
+
+
+class JavaTests(SynchronousTestCase):
+    """Search for a Java that starts."""
+
+    def home(self, script: str) -> str:
+        """Return the home of a Java that is a shell script."""
+        home = Path(self.mktemp()).absolute()
+        (home / "bin").mkdir(parents=True)
+        (home / "bin" / "java").write_text(f"#!/bin/sh\n{script}\n")
+        (home / "bin" / "java").chmod(0o700)
+        return str(home)
+
+    def error(self, **environment: str) -> str:
+        with patch.dict(os.environ, environment):
+            return str(self.assertRaises(JavaNotFound, find_java))
+
+    def test_wrong_options_in_the_environment(self) -> None:
+        java = find_java()
+        for name in ("JDK_JAVA_OPTIONS", "JAVA_TOOL_OPTIONS", "_JAVA_OPTIONS"):
+            self.assertEqual(
+                self.error(JAVA_HOME=str(java), **{name: "-XX:NoSuchOption"}),
+                f"{java}/bin/java does not start: Unrecognized VM option 'NoSuchOption'; correct the environment "
+                f"variable {name}",
+            )
+        with patch.dict(os.environ, {"JAVA_HOME": str(java), "JDK_JAVA_OPTIONS": "-Dversion=1"}):
+            self.assertEqual(find_java(), java)
+
+    def test_a_java_that_does_not_start_is_passed_over(self) -> None:
+        with patch.dict(os.environ, {"JAVA_HOME": self.home("exit 3")}):
+            self.assertNotEqual(str(find_java()), os.environ["JAVA_HOME"])
+
+    def test_no_java_starts(self) -> None:
+        with patch("shutil.which", return_value=None), patch.object(Path, "glob", return_value=[]):
+            broken = self.home("exit 3")
+            self.assertEqual(self.error(JAVA_HOME=broken), f"{broken}/bin/java does not start: exit code 3")
+            slow = self.home("exec sleep 60")
+            with patch.object(session, "JAVA_TIMEOUT", 0.1):
+                self.assertEqual(self.error(JAVA_HOME=slow), f"{slow}/bin/java has not answered for 0.1 seconds")
+            old = self.home("echo 'openjdk version \"8.1\"'")
+            self.assertTrue(self.error(JAVA_HOME=old).startswith(f"Spark needs Java 17: found 8 in {old}; on Debian"))
 
 
 class LocaleTests(SynchronousTestCase):
