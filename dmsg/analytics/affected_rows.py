@@ -79,6 +79,10 @@ class Groups:
         """Different texts in the first of the columns."""
         return self._texts[0]
 
+    def can_contain(self, rows: pa.Table) -> bool:
+        """Return whether a row may belong to one of the groups, by the first of the columns alone."""
+        return bool(pc.any(_are_in(rows[self.columns[0]].combine_chunks(), self.first_texts)).as_py())
+
     def contains(self, rows: pa.Table) -> pa.Array:
         """Return for each row whether it belongs to one of the groups."""
         if len(self.columns) == 1:
@@ -212,11 +216,15 @@ def _select(
             # Texts of which the file has a dictionary are compared in the dictionary, and not in each row.
             encoded = [name for name in groups.columns if name not in WITHOUT_DICTIONARY]
             source = pq.ParquetFile(opened, metadata=footer, read_dictionary=encoded)
+            first = groups.columns[:1]
             numbers, chosen = [], []
             known: dict[str, list[pa.Array]] = {name: [] for name in groups.columns}
             for number in range(source.num_row_groups):
                 near = _near_midnight(source, number) if file.values["dt"] in partial_days else None
                 if near is not None and not pc.any(near).as_py():
+                    continue
+                if source.num_row_groups > 1 and not groups.can_contain(source.read_row_group(number, first)):
+                    # A merged file has several row groups, each with the events of other servers.
                     continue
                 keys = source.read_row_group(number, groups.columns)
                 belong = groups.contains(keys) if near is None else _contained(groups, keys, near)

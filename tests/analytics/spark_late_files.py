@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -221,6 +222,23 @@ class SearchedFilesTests(TwoServersCase):
                 self.assertEqual(read.call_count, 1)
             # The other columns are read when they are first needed.
             self.assertEqual(found.column(column).to_pylist(), [S1])
+
+    def test_row_groups_of_other_servers_are_not_searched(self) -> None:
+        """Merged files have several row groups."""
+        for server in (S1, S2):
+            self.closed(server, "t")
+        write_file(self.new / "events-both.jsonl.gz", [*self.boots[S1].rows, *self.boots[S2].rows])
+        with patch.object(pq, "write_table", partial(pq.write_table, row_group_size=1)):
+            Pipeline(SparkOnDemand(spark), str(self.out), now=NOW).run([spool_source(str(self.new))])
+        table = self.pipeline().lake.table("", "bronze")
+        files = [file for file in table.files() if file.values["family"] == "transport"]
+        groups = Groups(("producer", "transport"), [pa.table({"producer": [S1], "transport": ["t"]})])
+        original = pq.ParquetFile.read_row_group
+        with patch.object(pq.ParquetFile, "read_row_group", autospec=True, side_effect=original) as read:
+            found = find_events(table, files, "transport", groups, Budget(1_000_000))
+        self.assertEqual(found.column("producer").to_pylist(), [S1])
+        searched = [tuple(call.args[1:]) for call in read.call_args_list]
+        self.assertEqual(searched, [(0, ["producer"]), (0, ["producer", "transport"]), (1, ["producer"])])
 
     def test_of_neighbouring_days_only_events_near_midnight_are_searched(self) -> None:
         for time in ("00:09:00", "12:00:00", "23:52:00"):
