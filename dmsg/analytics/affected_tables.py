@@ -44,7 +44,6 @@ from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_tables import (
     MEMORY_BYTES,
     MEMORY_ROWS,
-    OF_TRANSPORTS,
     all_events,
     as_frame,
     as_rows,
@@ -53,7 +52,7 @@ from dmsg.analytics.memory_tables import (
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.rewrites import Rewrite, find_groups, find_rewrites
 from dmsg.analytics.runs import State
-from dmsg.analytics.schemas import BRONZE, FAMILIES, SILVER
+from dmsg.analytics.schemas import BRONZE, FAMILIES, OF_TRANSPORTS, SILVER
 from dmsg.analytics.store import NUMBERS, SUMS, unrefined
 from dmsg.analytics.table_plans import Tables, daily_tables, silver_tables
 from dmsg.analytics.views import VIEWS

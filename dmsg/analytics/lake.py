@@ -21,13 +21,13 @@ from pyspark.sql.types import StructType
 from dmsg.analytics import functions as F, silver
 from dmsg.analytics.affected_rows import with_columns
 from dmsg.analytics.changes import rows_of_day
-from dmsg.analytics.data_files import File, RowCount, is_of_run, run_directory
+from dmsg.analytics.data_files import File, RowCount, run_directory
 from dmsg.analytics.delta import APPLICATION, Delta
 from dmsg.analytics.memory_tables import OF_EVENTS
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, read_small, write_part
 from dmsg.analytics.rewrites import Rewrite, in_files, kept_rows
 from dmsg.analytics.runs import Claim, State
-from dmsg.analytics.schemas import QUARANTINE, REGISTER, write_options
+from dmsg.analytics.schemas import REGISTER, write_options
 from dmsg.analytics.session import Spark, session_of
 from dmsg.analytics.store import BRONZE_KEY, FILES, Store, unrefined
 from dmsg.analytics.views import VIEWS
@@ -397,19 +397,11 @@ class Lake(Store):
         if any(file.values["dt"] in chosen for file in table.files()):
             table.commit(None, run, replaced={"dt": chosen}, earlier_attempt=str(run))
 
-    def of_run(self, layer: str, name: str, run: int) -> DataFrame:
-        """Return the rows that run number ``run`` wrote."""
-        return self._rows(self.table(layer, name), lambda file: is_of_run(file.path, str(run)))
-
-    def bronze(
-        self, families: Iterable[str] | None = None, days: Iterable[str] | None = None, state: State | None = None
-    ) -> DataFrame:
+    def bronze(self, families: Iterable[str] | None = None, days: Iterable[str] | None = None) -> DataFrame:
         """Return the lines in bronze.
 
         :param families: keep only these families of events.
         :param days: keep only these days.
-        :param state: recorded versions of the tables; bronze is read in the version recorded there. None for the newest
-            version.
         """
         some, of_days = (None if chosen is None else set(chosen) for chosen in (families, days))
         return self._rows(
@@ -417,7 +409,6 @@ class Lake(Store):
             lambda file: (
                 (some is None or file.values["family"] in some) and (of_days is None or file.values["dt"] in of_days)
             ),
-            None if state is None else state.versions.get(BRONZE_KEY),
         )
 
     def fresh_lines(self, done: Mapping[str, int]) -> DataFrame:
@@ -462,8 +453,3 @@ class Lake(Store):
     def batch(self, origin: str) -> int:
         """Return the number of the last batch of a source in bronze; -1 if there is none."""
         return self.table("", "bronze").transaction(origin)
-
-    def quarantine(self, state: State | None = None) -> DataFrame:
-        """Return the lines that are no events, with the columns problem, line, file, origin, batch, and dt (the day on
-        which the line was read)."""
-        return self.bronze([QUARANTINE], state=state).select("problem", "line", "file", "origin", "batch", "dt")

@@ -24,7 +24,7 @@ from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import State
-from dmsg.analytics.schemas import GOLD
+from dmsg.analytics.schemas import GOLD, OF_TRANSPORTS
 from dmsg.analytics.store import BRONZE_KEY, Store
 from dmsg.analytics.views import VIEWS
 
@@ -33,9 +33,6 @@ MEMORY_ROWS = 2_000_000
 MEMORY_BYTES = 768 * 1024 * 1024
 """Maximum number of bytes of all columns that the computations for the same days read into memory.  Producers choose
 the lengths of texts, so the number of rows alone is no bound."""
-OF_TRANSPORTS = ("transport", "receipt")
-"""Families of events with the three counts of transports.  The events of one transport can be on both sides of
-midnight."""
 OF_EVENTS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "transports": silver.transports,
     "refusals": silver.refusals,

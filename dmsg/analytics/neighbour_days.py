@@ -20,7 +20,7 @@ from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
 from dmsg.analytics.event_rules import MIDNIGHT_MS
 from dmsg.analytics.file_texts import server_column
-from dmsg.analytics.schemas import DAY_MS
+from dmsg.analytics.schemas import DAY_MS, OF_TRANSPORTS
 
 FEW_EVENTS = 1_000_000
 """Maximum number of new events and receipts, on the days before and after a day, to compare with that day. With more,
@@ -28,8 +28,6 @@ the day is computed again without a comparison.
 """
 ROWS_AT_ONCE = 65_536
 """Number of rows that are read into memory at once."""
-WORDS = ("transport", "receipt")
-"""Families of events with the byte counts of transports."""
 _NAMES = pa.schema([("server", pa.string()), ("transport", pa.string())])
 
 
@@ -46,7 +44,7 @@ def _is_affected(bronze: Delta, day: str, new: Sequence[File]) -> bool:
     neighbours = [
         (file, distance)
         for file in new
-        if file.values["family"] in WORDS
+        if file.values["family"] in OF_TRANSPORTS
         and abs(distance := (date.fromisoformat(file.values["dt"]) - date.fromisoformat(day)).days) == 1
     ]
     if any(file.rows is None for file in new) or sum(file.rows or 0 for file, _ in neighbours) > FEW_EVENTS:
@@ -63,7 +61,7 @@ def _is_affected(bronze: Delta, day: str, new: Sequence[File]) -> bool:
         return True
     for file in bronze.files():
         family = file.values["family"]
-        if file.values["dt"] == day and family in WORDS:
+        if file.values["dt"] == day and family in OF_TRANSPORTS:
             of_family = groups.renamed((server_column(family), "transport"))
             if bronze.texts.can_contain(file.path, of_family.columns[0], groups.first_texts):
                 with storage.open_input_file(file.path) as opened:

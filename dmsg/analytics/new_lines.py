@@ -11,7 +11,7 @@ from dmsg.analytics.event_rules import MIDNIGHT_MS
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.neighbour_days import affected_days
 from dmsg.analytics.runs import State
-from dmsg.analytics.schemas import DAY_MS, FAMILIES, QUARANTINE
+from dmsg.analytics.schemas import DAY_MS, FAMILIES, OF_TRANSPORTS, QUARANTINE
 from dmsg.analytics.store import batch_of
 
 
@@ -54,7 +54,7 @@ def summarise(fresh: Iterable[File], before: State) -> NewLines:
             lines += rows
             day = date.fromisoformat(file.values["dt"])
             changed.setdefault(family, set()).add(str(day))
-            if family in ("transport", "receipt"):
+            if family in OF_TRANSPORTS:
                 first, last = (None if time is None else time % DAY_MS for time in (file.first, file.last))
                 near |= {str(day - timedelta(1))} if first is None or first < MIDNIGHT_MS else set()
                 near |= {str(day + timedelta(1))} if last is None or last >= DAY_MS - MIDNIGHT_MS else set()

@@ -77,6 +77,9 @@ FAMILIES = {
     "life": ("start", "stop", "segment_end"),
 }
 """Types of events in each family. The events of a family and day are in one partition of bronze."""
+OF_TRANSPORTS = ("transport", "receipt")
+"""Families of events with the three counts of transports. The events of one transport can be on both sides of
+midnight."""
 QUARANTINE = "quarantine"
 """Name of the family for lines that are no events."""
 REGISTER = "file"

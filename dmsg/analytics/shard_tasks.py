@@ -30,10 +30,10 @@ from dmsg.analytics.file_columns import can_affect_neighbours
 from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
-from dmsg.analytics.memory_tables import OF_EVENTS, OF_TRANSPORTS, as_frame, as_rows, rows_of_table
+from dmsg.analytics.memory_tables import OF_EVENTS, as_frame, as_rows, rows_of_table
 from dmsg.analytics.parquet import TEXTS, Part, arrow_schema, column_bytes, write_part
 from dmsg.analytics.rewrites import in_files
-from dmsg.analytics.schemas import BRONZE, GOLD, SILVER
+from dmsg.analytics.schemas import BRONZE, GOLD, OF_TRANSPORTS, SILVER
 from dmsg.analytics.table_plans import daily_tables, silver_tables
 from dmsg.analytics.views import VIEWS
 

@@ -20,11 +20,11 @@ from dmsg.analytics.changes import Changes, days_around
 from dmsg.analytics.data_files import File, run_directory
 from dmsg.analytics.executors import ExecutorsFailed, collect, divide_evenly
 from dmsg.analytics.lake import Lake
-from dmsg.analytics.memory_tables import OF_TRANSPORTS, as_rows, rows_of_table
+from dmsg.analytics.memory_tables import as_rows, rows_of_table
 from dmsg.analytics.number_tasks import NumberJob, add_sums, count_numbers, select_numbers, sum_files
 from dmsg.analytics.parquet import Part, arrow_schema
 from dmsg.analytics.runs import State
-from dmsg.analytics.schemas import FAMILIES
+from dmsg.analytics.schemas import FAMILIES, OF_TRANSPORTS
 from dmsg.analytics.session import is_connect
 from dmsg.analytics.shard_tasks import FAMILIES_OF, Job, TooLarge, compute_shard, divide_files, shard_of
 from dmsg.analytics.store import NUMBERS, SUMS

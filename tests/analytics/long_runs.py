@@ -28,7 +28,7 @@ from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import spool_source
 from dmsg.analytics.parquet import is_of_arrow
 from dmsg.analytics.runs import Claim
-from dmsg.analytics.schemas import GOLD, REGISTER
+from dmsg.analytics.schemas import GOLD, QUARANTINE, REGISTER
 from dmsg.analytics.session import SHUFFLE_PARTITIONS, find_java
 from tests.analytics.comparison import compare
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
@@ -449,7 +449,7 @@ class TurnTests(LakeCase):
         self.assertEqual((day["alive_minutes"], day["starts"]), (11, 1))
         (quality,) = [row for row in self.table("quality_day") if row["producer"] == S1]
         self.assertEqual((quality["duplicates"], quality["missing"]), (0, 0))
-        self.assertEqual(self.pipeline().lake.quarantine().count(), 1)
+        self.assertEqual(self.pipeline().lake.bronze([QUARANTINE]).count(), 1)
         # A run takes over the files that a killed stream has read. A stream with a new checkpoint leaves them alone.
         write_file(self.spool / "events-4.jsonl.gz", [], garbage=[b"hello"])
         self.assertRaises(StreamingQueryException, stream, killed=True)
@@ -458,5 +458,5 @@ class TurnTests(LakeCase):
         shutil.rmtree(self.out / "checkpoints")
         write_file(self.spool / "events-5.jsonl.gz", [], garbage=[b"hello"])
         stream()
-        self.assertEqual(self.pipeline().lake.quarantine().count(), 3)
+        self.assertEqual(self.pipeline().lake.bronze([QUARANTINE]).count(), 3)
         self.assertEqual(self.run_jobs().events, 0)

@@ -312,7 +312,9 @@ class ListingTests(LakeCase):
         write_file(vanishing, [], garbage=[b"four"], end=False)
         third = self.run_jobs()
         self.assertEqual((third.events, third.quarantined, third.left), (0, 3, {}))
-        self.assertEqual(sorted(row.line for row in lake.quarantine().collect()), ["four", "one", "three", "two"])
+        self.assertEqual(
+            sorted(row.line for row in lake.bronze([QUARANTINE]).collect()), ["four", "one", "three", "two"]
+        )
         self.assertEqual(lake.state().left, {})
         self.assertEqual(self.run_jobs().state, lake.state())
 

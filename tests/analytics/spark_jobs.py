@@ -31,6 +31,7 @@ from dmsg.analytics.listing import FULL_LISTING, DirectoriesRead, recent_bytes, 
 from dmsg.analytics.main import RefinementSchedule
 from dmsg.analytics.new_lines import summarise
 from dmsg.analytics.runs import Claim, State, TablesBusy
+from dmsg.analytics.schemas import QUARANTINE
 from dmsg.analytics.store import batch_of, unrefined
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.spark_tables import Story
@@ -337,7 +338,7 @@ class QuarantineTests(LakeCase):
         )
         quarantined, torn = self.take_in()
         problems: dict[str, list[Any]] = {}
-        for row in self.pipeline().lake.quarantine().collect():
+        for row in self.pipeline().lake.bronze([QUARANTINE]).collect():
             problems.setdefault(row.problem, []).append(row.line)
         counts = {problem: len(lines) for problem, lines in problems.items()}
         self.assertEqual(
