@@ -59,6 +59,8 @@ from dmsg.analytics.views import VIEWS
 
 IDENTITY = ("producer", "boot", "seq", "ts", "mono", "dt")
 """Columns that identify and number an event."""
+VERDICTS_AT_ONCE = 500_000
+"""Average number of verdicts that are read into memory at once. Arrow groups the rows of small parts faster."""
 _PAIR = ("producer", "src", "dst")
 _PAIR_SCHEMA = StructType([one for one in BRONZE.fields if one.name in _PAIR])
 _TRANSPORT = ("server", "transport")
@@ -356,14 +358,19 @@ class AffectedTables:
         """Return the rows of the servers with new verdicts, computed from all verdicts on these servers."""
         if self._verdict_days is None:
             raise WholeDays
-        servers = Groups(("server",), [pa.table({"server": self._transports.first_texts})])
-        silver_verdicts = self._lake.table("silver", "verdicts")
-        files = [file for file in silver_verdicts.files() if file.values["dt"] in days]
-        verdicts = find_rows(silver_verdicts, files, silver_verdicts.schema, servers, Budget(MEMORY_BYTES), MEMORY_ROWS)
-        read = {"verdicts": as_frame(verdicts)}.__getitem__
-        table = self._lake.table("gold", "settlement_day")
-        rows = _rows_of(daily_tables(read, read)["settlement_day"](), table.schema)
-        return Rows(rows, find_groups(table, days, servers))
+        verdicts, table = self._lake.table("silver", "verdicts"), self._lake.table("gold", "settlement_day")
+        files = [file for file in verdicts.files() if file.values["dt"] in days]
+        servers = self._transports.first_texts
+        # Many verdicts are read in parts, each with those on some of the servers.
+        parts = max(1, sum(file.rows or 0 for file in files) // VERDICTS_AT_ONCE)
+        found = [arrow_schema(table.schema).empty_table()]
+        for part in range(min(parts, len(servers))):
+            groups = Groups(("server",), [pa.table({"server": servers[part::parts]})])
+            rows = find_rows(verdicts, files, verdicts.schema, groups, Budget(MEMORY_BYTES), MEMORY_ROWS)
+            read = {"verdicts": as_frame(rows)}.__getitem__
+            found.append(_rows_of(daily_tables(read, read)["settlement_day"](), table.schema))
+        groups = Groups(("server",), [pa.table({"server": servers})])
+        return Rows(pa.concat_tables(found), find_groups(table, days, groups))
 
     def _replace_rows(self, layer: str, name: str, days: Sequence[str], plan: Callable[[], DataFrame]) -> Rows:
         """Return new rows that replace the stored rows of the affected transports.

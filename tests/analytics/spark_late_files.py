@@ -380,6 +380,15 @@ class AffectedServersTests(TwoServersCase):
         self.assertIn("verdicts", found)
         self.assertNotIn("settlement_day", found)
 
+    def test_many_verdicts_are_read_in_parts(self) -> None:
+        for server in (S1, S2):
+            self.closed(server, "t")
+        self.taken_in()
+        for server in (S1, S2):
+            self.closed(server, "late")
+        with patch.object(affected_tables, "MEMORY_ROWS", 2), patch.object(affected_tables, "VERDICTS_AT_ONCE", 2):
+            self.assertEqual(self.late_run()["settlement_day"], {S1, S2})
+
     def test_pairs_of_a_client_with_many_events(self) -> None:
         """The events of a pair are searched alone if its client has too many events."""
         for peer in "bccc":
