@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -121,3 +122,43 @@ class BareTests(SynchronousTestCase):
         command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", code, " ".join(EXTRAS), *rest]
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         self.assertEqual((ran.returncode, ran.stderr), (0, ""))
+
+    def test_manual_and_completion_need_no_extra(self) -> None:
+        """Without the packages of the bus, the help of other commands works, and the bus says what it needs."""
+        pages = self.mktemp()
+        completing = {"_DMSG_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
+        for arguments, environment, text in (
+            (["man", "--write", pages], {}, f"pages in {pages}"),
+            (["man"], {}, "Call twins over the reliable message bus"),
+            (["man", "rmb"], {}, "more packages are needed"),
+            ([], {**completing, "COMP_WORDS": "dmsg "}, "plain,send"),
+            ([], {**completing, "COMP_WORDS": "dmsg r"}, "plain,rmb"),
+            ([], {**completing, "COMP_WORDS": "dmsg rmb ", "COMP_CWORD": "2"}, ""),
+        ):
+            status, out, err = self.run_without_extras(arguments, environment)
+            self.assertEqual(err, "", arguments)
+            self.assertIn(text, out)
+        self.assertIn("dmsg-twin.1", os.listdir(pages))
+        for arguments in (
+            ["rmb"],
+            ["rmb", "--help"],
+            ["twin", "create", "x"],
+            ["man", "rmb", "call"],
+            ["config", "set", "rmb.call.x", "1"],
+        ):
+            status, out, err = self.run_without_extras(arguments, {})
+            self.assertEqual((status, out, err.count("\n")), (1, "", 1), arguments)
+            self.assertIn("more packages are needed", err)
+
+    def run_without_extras(self, arguments: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+        """Run a command in a process that cannot import the packages of extras; return its status and output."""
+        code = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))\nfrom dmsg.cli.entry import entry; entry()"
+        home = self.mktemp()
+        ran = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, **environment},
+        )
+        return ran.returncode, ran.stdout, ran.stderr

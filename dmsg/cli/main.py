@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+from typing import NoReturn
 
 import click
 
@@ -77,6 +78,33 @@ GROUPS = {
 COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 
+class _WithoutExtra(Group):
+    """Stand-in for a group of commands that needs an extra which is not installed.
+
+    Manual pages and completion show the group like others; only its use raises an error.
+
+    :param text: line of the group in the help.
+    :param why: message of the error, which says how to install the extra.
+    """
+
+    def __init__(self, name: str, text: str, why: str) -> None:
+        super().__init__(name, help=f"{text}\n\n{why[:1].upper()}{why[1:]}.", short_help=text)
+        self._why = why
+
+    def _fail(self) -> NoReturn:
+        raise ExtraNotInstalled(self._why)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # Completion must print no error.
+            return super().parse_args(ctx, args)
+        self._fail()
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if ctx.resilient_parsing:
+            return None
+        self._fail()
+
+
 class _Lazy(Group):
     """Group of commands that imports the module of a command only when the command is used, so that it starts
     quickly.
@@ -88,13 +116,14 @@ class _Lazy(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        where, text = COMMANDS[cmd_name]
+        module, _, name = where.partition(":")
         try:
             command: click.Command = getattr(importlib.import_module(module), name or cmd_name)
         except ModuleNotFoundError as error:
             if cmd_name not in ("twin", "rmb"):
                 raise
-            raise ExtraNotInstalled(f"{error}; {needs_extra('rmb')}") from None
+            return _WithoutExtra(cmd_name, text, f"{error}; {needs_extra('rmb')}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
