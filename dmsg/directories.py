@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +44,22 @@ def socket_directory() -> Path:
     """Return the path of the default directory for the agent's socket. It need not exist."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime) / "dmsg" if runtime else cache_directory()
+
+
+def note_on_working_directory(error: BaseException | None) -> str:
+    """Return text to append to an error message if the error's likely cause is a removed working directory.
+
+    The system reports such a directory as a missing file, often without a name or with that of an existing file.
+
+    :returns: the text; empty if the error has another cause.
+    """
+    if not isinstance(error, OSError) or error.errno != errno.ENOENT:
+        return ""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "; the working directory has been removed: change to another directory"
+    return ""
 
 
 def free_bytes(path: str | Path) -> int | None:

@@ -213,7 +213,10 @@ def _name_of(path: Path) -> Iterator[tuple[int, int, str]]:
     """Yield one item for a path, which need not exist: device and inode of the nearest existing directory above it, and
     the name in this directory that leads to the path.
     """
-    path = path.absolute()
+    try:
+        path = path.absolute()
+    except FileNotFoundError:
+        return  # The working directory has been removed, so a relative path leads to no file.
     for above in path.parents:
         with suppress(OSError):
             status = os.stat(above)

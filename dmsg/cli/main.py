@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import sys
-from typing import NoReturn
 
 import click
 
@@ -91,18 +91,17 @@ class _WithoutExtra(Group):
         super().__init__(name, help=f"{text}\n\n{why[:1].upper()}{why[1:]}.", short_help=text)
         self._why = why
 
-    def _fail(self) -> NoReturn:
-        raise ExtraNotInstalled(self._why)
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if ctx.resilient_parsing:  # Completion must print no error.
-            return super().parse_args(ctx, args)
-        self._fail()
+        self._check(ctx)
+        return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if ctx.resilient_parsing:
-            return None
-        self._fail()
+        self._check(ctx)
+        return None
+
+    def _check(self, ctx: click.Context) -> None:
+        if not ctx.resilient_parsing:  # Completion must print no error.
+            raise ExtraNotInstalled(self._why)
 
 
 class _Lazy(Group):
@@ -176,8 +175,9 @@ def entry() -> None:
         output.mark_output_failed(error, err=False)
         raise SystemExit(output.EXIT_PIPE) from None
     except OSError as error:
-        # An OSError without a file name comes from a write to standard output.
-        what = "" if error.filename else "standard output: "
+        # An OSError without a file name comes from a write to standard output; "no such file" comes from the look-up of
+        # a working directory that has been removed.
+        what = "" if error.filename or error.errno == errno.ENOENT else "standard output: "
         output.say(f"dmsg: {what}{output.describe(error)}", err=True)
         output.to_null(sys.stdout, 1)
         raise SystemExit(1) from None

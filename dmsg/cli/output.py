@@ -23,6 +23,7 @@ from typing import NoReturn, TextIO
 import click
 
 from dmsg.base.printable import printable, without_userinfo
+from dmsg.directories import note_on_working_directory
 from dmsg.errors import ConnectFailed, CutShort, DmsgError, EntryNotFound, NobodyThere, Unwanted, WrongUse
 
 EXIT_FAILED = 1
@@ -208,9 +209,10 @@ def open_missing() -> None:
 def describe(error: BaseException | None) -> str:
     """Return an error as one line.  If the error concerns a file, the line begins with its name."""
     if isinstance(error, OSError) and error.strerror:
+        text = error.strerror + note_on_working_directory(error)
         if isinstance(error.filename, str | bytes | os.PathLike):
-            return f"{os.fsdecode(error.filename)}: {error.strerror}"
-        return error.strerror
+            return f"{os.fsdecode(error.filename)}: {text}"
+        return text
     # Twisted's CannotListenError has its cause in this attribute.
     cause = getattr(error, "socketError", None)
     if isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE:

@@ -1,4 +1,4 @@
-"""Reopening of twistd's log files at SIGHUP and SIGUSR1, for programs such as logrotate.
+"""Reopening of twistd's log files at SIGHUP and SIGUSR1, for programs such as logrotate, and a check at the start.
 
 Such a program renames the log file and then sends a signal.  Without this module, the entity would continue to write to
 the renamed file after SIGHUP.  After SIGUSR1, twistd would itself rotate the log, a second time.
@@ -6,12 +6,17 @@ the renamed file after SIGHUP.  After SIGUSR1, twistd would itself rotate the lo
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
+from pathlib import Path
 from typing import cast
 
 from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import ILogObserver, Logger
 from twisted.python.logfile import BaseLogFile
+
+from dmsg.directory_checks import check_not_planted
 
 _log = Logger()
 _files: list[BaseLogFile] = []
@@ -51,3 +56,21 @@ def reopen_log_files() -> None:
             _log.error("the log file cannot be reopened: {path}: {why}", path=file.path, why=error.strerror)
         else:
             _log.info("the log file was reopened")
+
+
+def check_can_write(path: Path) -> None:
+    """Check that twistd can write a file, without creating or changing it.
+
+    :raises OSError: twistd cannot create or open the file, or another user has put it into a shared directory.
+    """
+    check_not_planted(path)
+    try:
+        with open(path, "r+b", 0) as file:
+            if not file.seekable():  # twistd seeks the end of a log, and would wait for the writer of a pipe.
+                raise OSError(errno.ESPIPE, "this is a pipe or a terminal, not a file")
+    except FileNotFoundError:
+        # A link to a missing file is followed, as in twistd.
+        parent = Path(os.path.realpath(path)).parent
+        os.stat(parent)
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None

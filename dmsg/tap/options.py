@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import ClassVar, Self, TextIO, TypeVar, cast
 
 from twisted.application.app import ServerOptions
@@ -25,7 +26,7 @@ from twisted.python.usage import Options as UsageOptions, UsageError
 from dmsg.base.options import FLAG, KEY, LOGS, NETWORK, Choice, Flag, Kind, Option, Text, rows_of
 from dmsg.base.printable import printable, without_userinfo
 from dmsg.base.version import program_version
-from dmsg.directories import config_directory
+from dmsg.directories import config_directory, note_on_working_directory
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock, hold_key
 from dmsg.keys import default_key, load_or_create_key
@@ -34,7 +35,7 @@ from dmsg.net.listening import ENDPOINT
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap import config
 from dmsg.tap.config import GivenText
-from dmsg.tap.log_files import log_file_of, reopen_at_signals
+from dmsg.tap.log_files import check_can_write, log_file_of, reopen_at_signals
 from dmsg.tap.usage import usage_of
 
 UNSET_VALUES: tuple[object, ...] = (None, [], 0)
@@ -123,6 +124,7 @@ class EntityOptions(UsageOptions):
         own_pid_file(self, self.plugin)
         self._given_options = {name: [*value] if isinstance(value, list) else value for name, value in self.items()}
         try:
+            check_twistd_files(self)
             self.take_values()
             self.finish()
         except (DmsgError, OSError) as error:
@@ -328,6 +330,34 @@ def own_pid_file(options: object, name: str) -> None:
     twistd = getattr(options, "parent", None)
     if twistd is not None and twistd.get("pidfile") == "twistd.pid":
         twistd["pidfile"] = "" if twistd.get("nodaemon") else f"{name}.pid"
+
+
+def check_twistd_files(options: object) -> None:
+    """Check that twistd can open its log file and its pid file, and enter its working directory.
+
+    twistd itself opens them without handling errors, so that a mistyped name prints a traceback.  With ``--chroot``,
+    only the log file is checked, because the other names are looked up in the new root.
+
+    :param options: options of the entity, whose ``parent`` has the options of twistd.
+    :raises UsageError: a file cannot be opened, or the directory does not exist; the message names the option.
+    """
+    twistd = getattr(options, "parent", None)
+    if twistd is None:
+        return
+    # A daemon without --logfile logs to this file.
+    log = twistd.get("logfile") or ("" if twistd.get("nodaemon") or twistd.get("debug") else "twistd.log")
+    if log == "-" or twistd.get("syslog") or twistd.get("logger"):
+        log = ""
+    in_root = twistd.get("chroot") is None
+    for name, path in (("logfile", log), ("pidfile", twistd.get("pidfile") if in_root else "")):
+        try:
+            if path:
+                check_can_write(Path(path))
+        except OSError as error:
+            raise UsageError(f"--{name}: {path}: {error.strerror}{note_on_working_directory(error)}") from None
+    directory = twistd.get("rundir") or "."
+    if in_root and directory != "." and not os.path.isdir(directory):
+        raise UsageError(f"--rundir: {directory}: no such directory")
 
 
 def default_key_file(name: str) -> str:

@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 from twisted.python.usage import Options as UsageOptions
 
 from dmsg.base.interpreter import begin_process, keep_large_blocks, keep_modules, return_freed_memory
+from dmsg.directories import note_on_working_directory
 from dmsg.errors import DmsgError
 from dmsg.keylock import KeyLock
 from dmsg.net.clock import ClockWatch
@@ -143,7 +144,7 @@ class StopOnFailure(MultiService):
         if failure.check(CancelledError):
             return
         if failure.check(DmsgError, CannotListenError, OSError):
-            message = str(failure.value)
+            message = f"{failure.value}{note_on_working_directory(failure.value)}"
         else:
             message = f"{type(failure.value).__name__}: {failure.value}"
             _log.failure("unhandled error at start", failure)

@@ -62,6 +62,26 @@ class ToolCase(CommandCase):
         return done.returncode, done.stdout, done.stderr
 
 
+class RemovedDirectoryTests(ToolCase):
+    """A working directory that was removed while the shell was in it."""
+
+    @asynchronous
+    async def test_the_error_names_the_removed_directory(self) -> None:
+        self.environment = {"DMSG_DISCOVERY": "http://127.0.0.1:9", "PYTHONSAFEPATH": "1"}
+        hint = "No such file or directory; the working directory has been removed: change to another directory"
+        path = (self.directory / "file").absolute()
+        gone = "mkdir gone; cd gone; rmdir ../gone"
+        self.assertEqual(await self.shell(f"{gone}; dmsg key new x.key"), (1, "", f"dmsg: {hint}\n"))
+        # Commands that do not need the directory work.
+        status, out, err = await self.shell(f"{gone}; dmsg key new {path}.key")
+        self.assertEqual((status, err), (0, ""))
+        # Sending looks up dmsg's own files, whose paths are relative here.
+        code = "from dmsg.apps.exposure import own_files; own_files()"
+        look = f"export DMSG_AGENT=off; '{sys.executable}' -c '{code}'"
+        self.assertEqual(await self.shell(f"{gone}; {look}"), (0, "", ""))
+        self.assertEqual(await self.shell("dmsg key show x.key"), (1, "", "dmsg: x.key: No such file or directory\n"))
+
+
 class KeyInUseTests(ToolCase):
     """Two programs with one key file."""
 

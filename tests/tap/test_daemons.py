@@ -63,6 +63,21 @@ class DaemonTests(TestCase):
         await self.fails("unable to open", "dmsg-discovery", "--store=sqlite:/nodir/x", listen)
 
     @asynchronous
+    async def test_a_removed_working_directory_is_named(self) -> None:
+        code = (
+            "import os; from twisted.scripts.twistd import run\n"
+            "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); run()"
+        )
+        out, err, status = await getProcessOutputAndValue(
+            sys.executable,
+            ["-P", "-c", code, "-n", "dmsg-discovery", "--listen=tcp:0:interface=127.0.0.1"],
+            env=dict(os.environ),
+            path=str(self.directory),
+        )
+        self.assertEqual((status, err), (1, b""))
+        self.assertIn(b"the working directory has been removed", out.splitlines()[-1])
+
+    @asynchronous
     async def test_hangup_ends_no_entity(self) -> None:
         """Programs that rotate logs send SIGHUP to all entities."""
         said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")

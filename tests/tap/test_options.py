@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +184,45 @@ class OptionTests(SynchronousTestCase):
         ):
             error = self.assertRaises(UsageError, self.parse, *arguments)
             self.assertNotIn("\n", str(error))
+
+    def test_mistakes_in_files_of_twistd_are_one_line(self) -> None:
+        """twistd itself would print a traceback."""
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        (directory / "file").touch()
+        os.mkfifo(directory / "pipe")
+        (directory / "away").symlink_to(directory / "no" / "log")
+        for name in ("logfile", "pidfile"):
+            for path, why in (
+                (directory / "no" / "log", "No such file or directory"),
+                (directory / "away", "No such file or directory"),
+                (directory, "Is a directory"),
+                (directory / "file" / "log", "Not a directory"),
+                (directory / "pipe", "this is a pipe or a terminal, not a file"),
+            ):
+                said = self.said_by_twistd("-n", f"--{name}={path}")
+                self.assertEqual(said, f"twistd dmsg-discovery: --{name}: {path}: {why}\n")
+        self.assertEqual(
+            self.said_by_twistd("-n", "--rundir=/nodir"), "twistd dmsg-discovery: --rundir: /nodir: no such directory\n"
+        )
+        for good in (
+            ("-n", f"--logfile={directory / 'log'}", f"--pidfile={directory / 'pid'}"),
+            ("-n", f"--logfile={directory / 'file'}", "--pidfile="),
+            ("-n", "--logfile=-", f"--rundir={directory}"),
+            ("-n", "--logfile=/dev/null"),
+            ("-n", "--syslog", "--logfile=/nodir/x"),
+            ("-n", f"--chroot={directory}", "--rundir=/nodir", "--pidfile=/nodir/x"),
+        ):
+            self.assertEqual(self.said_by_twistd(*good), "", good)
+        self.assertEqual(sorted(os.listdir(directory)), ["away", "file", "pipe"])
+
+    def said_by_twistd(self, *arguments: str) -> str:
+        """Return what twistd prints to standard error when it parses these options and those of a discovery."""
+        said = io.StringIO()
+        self.patch(sys, "stderr", said)
+        with contextlib.suppress(SystemExit):
+            ServerOptions().parseOptions([*arguments, "dmsg-discovery", "--store=memory:"])
+        return said.getvalue()
 
     def test_mistakes_in_discovery_options_are_one_line(self) -> None:
         for argument in (
