@@ -10,6 +10,9 @@ from dmsg.pages.model import Chart, Line
 
 WIDTH, HEIGHT = 300.0, 72.0
 """Width and height of a chart in the units of its SVG. The page stretches the chart."""
+GAP = 30.0
+"""Seconds without a value after which a line is interrupted. Values that are measured only while there is traffic, such
+as the relay delay, come every 10 seconds from a client that only sends PINGs."""
 
 
 def draw(chart: Chart, samples: History) -> Tag:
@@ -55,13 +58,27 @@ def sparkline(line: Line, samples: History) -> Tag:
 
 
 def _draw_line(svg: Tag, number: int, points: list[tuple[float, float]], top: float, span: float) -> None:
-    drawn = " ".join(
-        f"{WIDTH * (1 - age / span):.1f},{(HEIGHT - 2) * (1 - value / top) + 1:.1f}" for age, value in points
-    )
-    if number == 0:
-        first, last = (WIDTH * (1 - age / span) for age, _ in (points[0], points[-1]))
-        svg(Tag("polygon")(class_="area", points=f"{first:.1f},{HEIGHT:.0f} {drawn} {last:.1f},{HEIGHT:.0f}"))
-    svg(Tag("polyline")(class_=f"line c{number}", points=drawn))
+    for run in _runs(points):
+        places = [(WIDTH * (1 - age / span), (HEIGHT - 2) * (1 - value / top) + 1) for age, value in run]
+        if len(places) == 1:
+            # A line needs two points, so a value alone becomes a short dash.
+            ((x, y),) = places
+            places = [(max(0.0, x - 1), y), (min(WIDTH, x + 1), y)]
+        drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        if number == 0:
+            first, last = places[0][0], places[-1][0]
+            svg(Tag("polygon")(class_="area", points=f"{first:.1f},{HEIGHT:.0f} {drawn} {last:.1f},{HEIGHT:.0f}"))
+        svg(Tag("polyline")(class_=f"line c{number}", points=drawn))
+
+
+def _runs(points: list[tuple[float, float]]) -> list[list[tuple[float, float]]]:
+    """Return the points in runs, between which at least :data:`GAP` seconds have no value."""
+    runs: list[list[tuple[float, float]]] = []
+    for point in points:
+        if not runs or runs[-1][-1][0] - point[0] >= GAP:
+            runs.append([])
+        runs[-1].append(point)
+    return runs
 
 
 def with_unit(value: float, unit: str) -> str:

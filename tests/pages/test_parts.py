@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,18 @@ class RecentEventsTests(SynchronousTestCase):
 
 class RenderingTests(SynchronousTestCase):
     """Text that strangers choose never becomes markup."""
+
+    def test_a_line_has_a_gap_where_nothing_was_measured(self) -> None:
+        """A server without clients measures no relay delay; a line across that time would invent values."""
+        samples, chart = History(), Chart("delay", "ms", (Line("median", "delay"),))
+        for second in range(0, 300, 2):
+            samples.add(second, {"delay": 1.0} if second <= 60 and second % 10 == 0 or second in (150, 298) else {})
+        text = flatten(draw(chart, samples))
+        lines = re.findall(r'<polyline class="line c0" points="([^"]*)"', text)
+        self.assertEqual([len(line.split()) for line in lines], [7, 2, 2])
+        places = [float(line.split()[-1].split(",")[0]) for line in lines]
+        self.assertEqual(places, [60.4, 152.0, 300.0])
+        self.assertEqual(text.count("<polygon"), 3)
 
     def test_cells_are_escaped(self) -> None:
         found = flatten(table(Table("<b>", ("<i>",), [("<script>alert(1)</script>\x1b[2J",)])))
