@@ -255,6 +255,12 @@ class WebTests(ToolCase):
         status, out, _ = await curl("curl", "-i", "-r", "0-3", f"dmsg://{self.key.public}:80/film", **self.environment)
         self.assertEqual(status, 0)
         self.assertIn("206", out.splitlines()[0])
+        # As in curl, - stands for standard output.
+        status, out, err = await curl(
+            "curl", "-r", "0-3", f"dmsg://{self.key.public}:80/film", "-o", "-", **self.environment
+        )
+        self.assertEqual((status, len(out), err), (0, 4, ""))
+        self.assertFalse((self.directory / "-").exists())
         status, out, _ = await curl("curl", "dmsg://alice/", **self.environment)
         self.assertIn("film", out)
         (public / "a b").mkdir()

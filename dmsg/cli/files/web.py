@@ -89,13 +89,19 @@ def _data_or_discovery(ctx: click.Context, param: click.Parameter, value: str | 
     return value
 
 
+def _file_or_stdout(ctx: click.Context, param: click.Parameter, value: Path | None) -> Path | None:
+    """Return the path of ``--output``; None for -, with which curl names standard output."""
+    return None if value == Path("-") else value
+
+
 @command()
 @click.argument("url", required=False)
 @click.option(
     "--output",
     "-o",
     type=WRITTEN_FILE,
-    help="Write to this file instead of standard output.",
+    callback=_file_or_stdout,
+    help="Write to this file; - stands for standard output, the default.",
 )
 @click.option("--remote-name", "-O", is_flag=True, help="Write to a file named after the last part of the URL.")
 @click.option(
