@@ -16,6 +16,8 @@ exclude_patterns = ["_build", "_generated"]
 smartquotes_action = "qe"
 html_theme = "furo"
 html_title = "dmsg"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 # Lists of contents name sections, not each class and function: the theme copies all of them for every page, also for
 # the pages of source code, which would take four fifths of the time.
 toc_object_entries = False
