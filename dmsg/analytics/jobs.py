@@ -380,7 +380,7 @@ class Pipeline:
         self._step("commit")
         # Files are removed before the commit, because the claim excludes other writers until then. A reader may be
         # reading files of the current state, so these are not removed.
-        lake.tidy(before, claim)
+        lake.tidy(before, claim, at)
         state = lake.finish(claim, state)
         self._progress("done", self._total, self._total)
         return RunOutcome(state, days, taken.events, taken.quarantined, taken.torn_files, duplicates, left)

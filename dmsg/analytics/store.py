@@ -212,14 +212,15 @@ class Store:
 
     # --- maintenance ---
 
-    def tidy(self, before: State, claim: Claim) -> int:
+    def tidy(self, before: State, claim: Claim, at: int) -> int:
         """Merge small files and remove unneeded files, but only in every twentieth run (:data:`TIDY_RUNS`), or if the
-        previous run was at least :data:`TIDY_SECONDS` ago.
+        previous run was at least :data:`TIDY_SECONDS` ago. The first run has nothing to merge or to remove.
 
         :param before: state that the newest finished run left.
+        :param at: time of this run in ms since 1970, by the clock of the states.
         :returns: number of files removed.
         """
-        if claim.number % TIDY_RUNS and claim.at - before.at < TIDY_SECONDS * 1000:
+        if not before.run or (claim.number % TIDY_RUNS and at - before.at < TIDY_SECONDS * 1000):
             return 0
         return self.make_room(before, claim, MERGE_AT)
 

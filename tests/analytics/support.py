@@ -24,6 +24,7 @@ from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.memory_tables import as_rows, rows_of_table
 from dmsg.analytics.parquet import arrow_schema
+from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import BRONZE, GOLD, QUARANTINE, RAW, SILVER
 from dmsg.analytics.session import JAVA_OPTIONS, SMALL_SETTINGS, Load, make_session
 from dmsg.analytics.store import NUMBERS, SUMS
@@ -252,9 +253,12 @@ class Memory:
         return rows
 
 
-def stored_rows(lake: Lake, layer: str, name: str) -> list[dict[str, Any]]:
-    """Return the current rows of a table in a fixed order, read without Spark."""
-    state = lake.state()
+def stored_rows(lake: Lake, layer: str, name: str, state: State | None = None) -> list[dict[str, Any]]:
+    """Return the current rows of a table in a fixed order, read without Spark.
+
+    :param state: current state of the lake; None to read it.
+    """
+    state = state or lake.state()
     if name in VIEWS:
         return _naive(row for day in state.days for row in lake.rows(layer, name, state, day))
     return _naive(lake.stored(layer, name, state).to_pylist())
@@ -304,7 +308,9 @@ class LakeCase(SynchronousTestCase):
 
     def tables(self, names: Iterable[str], out: Path | None = None) -> dict[str, list[dict[str, Any]]]:
         """Return the current rows of several tables."""
-        return {name: self.table(name, out=out) for name in names}
+        lake = self.pipeline(out).lake
+        state = lake.state()
+        return {name: stored_rows(lake, "gold", name, state) for name in names}
 
 
 class RulesCase(LakeCase):
