@@ -10,6 +10,7 @@ committed after that version. So no rows are lost, and none are written twice.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -132,6 +133,15 @@ class Delta:
                 self._snapshot, self._is_looked_up = kept, True
 
     def _read_log(self, version: int | None) -> DeltaTable | None:
+        if version is None and "://" not in self.uri:
+            # A local table without a log does not exist. The operating system answers faster than delta-rs. Other
+            # errors are left to delta-rs.
+            try:
+                os.stat(f"{self.uri}/_delta_log")
+            except FileNotFoundError:
+                return None
+            except OSError:
+                pass
         try:
             table = DeltaTable(self.uri, version=version)
         except TableNotFoundError:
@@ -330,7 +340,7 @@ class Delta:
     def _create(self) -> DeltaTable:
         self._is_looked_up = False
         try:
-            return DeltaTable.create(
+            table = DeltaTable.create(
                 self.uri,
                 Schema.from_arrow(arrow_schema(self.schema)),
                 partition_by=self.partitions,
@@ -340,6 +350,10 @@ class Delta:
             raise self._overtaken_error() from None
         except DeltaError as error:
             raise LakeError(f"{self.uri} cannot be created: {str(error).splitlines()[0]}") from None
+        if self._is_exclusive():
+            with self._opening:
+                self._snapshot, self._is_looked_up = table, True
+        return table
 
     def _widen(self, table: DeltaTable) -> None:
         """Add the columns that the table lacks because an older version of dmsg made it."""
