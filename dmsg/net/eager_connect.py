@@ -8,7 +8,7 @@ here asks a second time before it waits. This saves two reactor turns.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.interfaces import IReactorTCP
 from twisted.internet.main import CONNECTION_LOST
@@ -26,17 +26,19 @@ def connect_tcp(
     address: str,
     port: int,
     factory: ClientFactory,
-    timeout: float,
     bind_address: tuple[str, int] | None,
 ) -> None:
-    """Connect to an IP address. The factory may get the connection, or the error, before this function returns.
+    """Connect to an IP address, without a timeout of Twisted, which would count pauses of this process.
+
+    The factory may get the connection, or the error, before this function returns.
 
     With a reactor that does not connect in the way of Twisted's POSIX reactors, the attempt starts in the next turn.
     """
+    no_timeout = cast(float, None)  # Twisted accepts None, but its annotations do not say so.
     if getattr(type(reactor), "connectTCP", None) is not PosixReactorBase.connectTCP:
-        reactor.connectTCP(address, port, factory, timeout=timeout, bindAddress=bind_address)
+        reactor.connectTCP(address, port, factory, timeout=no_timeout, bindAddress=bind_address)
         return
-    connector = _EagerConnector(address, port, factory, timeout, bind_address, reactor)
+    connector = _EagerConnector(address, port, factory, no_timeout, bind_address, reactor)
     connector.connect()
     connector.client.begin()
 

@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeVar
 
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.python.failure import Failure
 
+from dmsg.net.deadlines import no_answer
 from dmsg.net.reactor import cancel_call
+
+_T = TypeVar("_T")
 
 FIRST_CHECK = 0.02
 """Minimum seconds between two checks for a pause."""
@@ -127,3 +133,33 @@ def stop_meter(meter: PauseMeter | None) -> None:
     """End a measurement or a timeout, if there is one."""
     if meter is not None:
         meter.stop()
+
+
+def add_fair_timeout(
+    waiting: Deferred[_T],
+    seconds: float,
+    reactor: IReactorTime,
+    on_timeout: Callable[[_T | Failure, float], _T] = no_answer,
+) -> Deferred[_T]:
+    """Cancel a Deferred after ``seconds`` in which this process was not paused.
+
+    Apart from the pauses, the result is the same as with :meth:`~twisted.internet.defer.Deferred.addTimeout`.
+
+    :param on_timeout: function that returns the result of the cancelled Deferred, or raises an error; its arguments are
+        the Deferred's own result and ``seconds``.
+    :returns: ``waiting``.
+    """
+    is_late = False
+
+    def cancel() -> None:
+        nonlocal is_late
+        is_late = True
+        waiting.cancel()
+
+    def ended(result: _T | Failure) -> _T | Failure:
+        timeout.stop()
+        return on_timeout(result, seconds) if is_late else result
+
+    timeout = FairTimeout(reactor, seconds, cancel)
+    waiting.addBoth(ended)
+    return waiting

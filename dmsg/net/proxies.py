@@ -24,6 +24,7 @@ from zope.interface import implementer
 from dmsg.base.printable import shorten
 from dmsg.errors import DmsgError
 from dmsg.net.addresses import is_host
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.protocols import change_protocol
 from dmsg.net.tls_errors import tls_error_text
 
@@ -171,7 +172,7 @@ class ProxyEndpoint:
             raise ProxyError(f"the proxy {self._proxy.display_url} did not answer within {seconds:g} s")
 
         try:
-            found: IProtocol = await protocol.opened.addTimeout(self._timeout, self._reactor, too_late)
+            found: IProtocol = await add_fair_timeout(protocol.opened, self._timeout, self._reactor, too_late)
         except BaseException:
             protocol.give_up()
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import cast
 
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.error import ConnectingCancelledError, NoProtocol
+from twisted.internet.error import ConnectingCancelledError, NoProtocol, TimeoutError
 from twisted.internet.interfaces import (
     IAddress,
     IConnector,
@@ -17,6 +17,7 @@ from twisted.internet.interfaces import (
     IProtocol,
     IProtocolFactory,
     IReactorTCP,
+    IReactorTime,
     IReactorUNIX,
     IStreamClientEndpoint,
     ITransport,
@@ -25,6 +26,7 @@ from twisted.internet.protocol import ClientFactory, Protocol
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.protocols import change_protocol
 
 
@@ -41,7 +43,7 @@ class _Endpoint:
             return fail()
         return factory.connected
 
-    def _start(self, factory: ClientFactory) -> None:
+    def _start(self, factory: _Connecting) -> None:
         """Start to connect with ``factory``."""
         raise NotImplementedError
 
@@ -49,7 +51,7 @@ class _Endpoint:
 class TCPEndpoint(_Endpoint):
     """Client endpoint for an IPv4 or IPv6 address.
 
-    :param timeout: seconds that a connection attempt may take.
+    :param timeout: seconds that a connection attempt may take. Pauses of this process do not count.
     :param bind_address: own IP address from which to connect.
     """
 
@@ -62,11 +64,13 @@ class TCPEndpoint(_Endpoint):
         self._timeout = timeout
         self._bind_address = None if bind_address is None else (bind_address, 0)
 
-    def _start(self, factory: ClientFactory) -> None:
+    def _start(self, factory: _Connecting) -> None:
         # The module loads Twisted's sockets, which a program that only uses an agent does not need.
         from dmsg.net.eager_connect import connect_tcp
 
-        connect_tcp(self._reactor, self._address, self._port, factory, self._timeout, self._bind_address)
+        connect_tcp(self._reactor, self._address, self._port, factory, self._bind_address)
+        if not factory.connected.called:
+            add_fair_timeout(factory.connected, self._timeout, cast(IReactorTime, self._reactor), _time_out)
 
 
 class UNIXEndpoint(_Endpoint):
@@ -76,8 +80,16 @@ class UNIXEndpoint(_Endpoint):
         self._reactor = cast(IReactorUNIX, reactor)
         self._path = path
 
-    def _start(self, factory: ClientFactory) -> None:
+    def _start(self, factory: _Connecting) -> None:
         self._reactor.connectUNIX(self._path, factory)
+
+
+def _time_out(result: IProtocol | Failure, seconds: float) -> IProtocol:
+    """Replace the error of a cancelled attempt by the one that Twisted's endpoints have after their timeout."""
+    if isinstance(result, Failure):
+        result.trap(ConnectingCancelledError)
+        raise TimeoutError from None
+    return result
 
 
 class _Connecting(ClientFactory):
@@ -137,5 +149,9 @@ class _Connected(Protocol):
 
     def makeConnection(self, transport: ITransport) -> None:
         change_protocol(transport, self._protocol)
-        self._protocol.makeConnection(transport)
+        try:
+            self._protocol.makeConnection(transport)
+        except Exception:
+            self._connected.errback()
+            raise
         self._connected.callback(self._protocol)

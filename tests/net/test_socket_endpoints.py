@@ -7,13 +7,20 @@ from typing import Any, cast
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
-from twisted.internet.error import ConnectBindError, ConnectingCancelledError, ConnectionRefusedError, NoProtocol
+from twisted.internet.error import (
+    ConnectBindError,
+    ConnectingCancelledError,
+    ConnectionRefusedError,
+    NoProtocol,
+    TimeoutError,
+)
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.net.socket_endpoints import TCPEndpoint, UNIXEndpoint
+from tests.net.test_own_pauses import pass_time
 from tests.support import asynchronous
 
 
@@ -74,7 +81,8 @@ class EndpointTests(TestCase):
 
         port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(Protocol))
         self.addCleanup(port.stopListening)
-        TCPEndpoint(reactor, "127.0.0.1", port.getHost().port, 5).connect(Factory.forProtocol(Fails))
+        connecting = TCPEndpoint(reactor, "127.0.0.1", port.getHost().port, 5).connect(Factory.forProtocol(Fails))
+        await self.assertFailure(connecting, ZeroDivisionError)
         await ended
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
@@ -109,7 +117,20 @@ class AttemptTests(SynchronousTestCase):
         for address in ("192.0.2.1", "2001:db8::1"):
             TCPEndpoint(memory, address, 80, 2.5, bind_address="192.0.2.9").connect(Factory.forProtocol(_Named))
             host, port, _, timeout, bind = memory.tcpClients.pop()
-            self.assertEqual((host, port, timeout, bind), (address, 80, 2.5, ("192.0.2.9", 0)))
+            self.assertEqual((host, port, timeout, bind), (address, 80, None, ("192.0.2.9", 0)))
+
+    def test_an_attempt_that_takes_too_long_is_stopped(self) -> None:
+        """A pause of the process does not count."""
+        memory = MemoryReactorClock()
+        connecting = TCPEndpoint(memory, "192.0.2.1", 80, 5).connect(Factory.forProtocol(_Named))
+        memory.advance(60.0)
+        pass_time(memory, 4.9)
+        self.assertNoResult(connecting)
+        self.assertFalse(memory.connectors[0].stoppedConnecting)
+        pass_time(memory, 0.2)
+        self.failureResultOf(connecting, TimeoutError)
+        self.assertTrue(memory.connectors[0].stoppedConnecting)
+        self.assertEqual(memory.getDelayedCalls(), [])
 
     def test_a_cancelled_attempt_is_stopped(self) -> None:
         memory = MemoryReactorClock()

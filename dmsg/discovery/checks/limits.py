@@ -24,7 +24,7 @@ from zope.interface import implementer
 from dmsg.base.bounded_tables import remember
 from dmsg.net.addresses import Address, block_of, is_public, parse_ip
 from dmsg.net.blocks import BlockCounts, blocks_of
-from dmsg.net.deadlines import no_answer
+from dmsg.net.own_pauses import add_fair_timeout
 
 PORTS, PORTS_PER_BLOCK = 16, 4
 """Maximum number of ports of one address that are checked per period (:class:`Allowance`): for all posters together,
@@ -184,7 +184,7 @@ class NameResolver:
             over()
             return []
         try:
-            await done.addTimeout(NAME_TIMEOUT, self._reactor, no_answer)
+            await add_fair_timeout(done, NAME_TIMEOUT, self._reactor)
         except Exception:
             known = self._good.get(host)
             if known is None:

@@ -20,7 +20,7 @@ from dmsg.errors import HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.carriers.endpoint import over_carrier
 from dmsg.net.carriers.names import PLAIN, Carrier
-from dmsg.net.deadlines import no_answer
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.socket_endpoints import TCPEndpoint
 from dmsg.noise.xk import XKHandshake
 
@@ -135,4 +135,4 @@ async def reach(
         endpoint = over_carrier(reactor, endpoint, name, port, carrier, encrypted=True, timeout=CONNECT_TIMEOUT)
     prover = await endpoint.connect(_Factory(opening))
     assert isinstance(prover, _Prover)
-    await prover.done.addTimeout(PROOF_TIMEOUT, reactor, no_answer)
+    await add_fair_timeout(prover.done, PROOF_TIMEOUT, reactor)

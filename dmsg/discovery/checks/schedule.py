@@ -41,8 +41,8 @@ from dmsg.errors import DmsgError, EntryError, HandshakeError
 from dmsg.net.addresses import Address, block_of, kind_of, parse_address, parse_ip
 from dmsg.net.blocks import blocks_of
 from dmsg.net.carriers.names import PLAIN, Carrier, carriers_of
-from dmsg.net.deadlines import no_answer
 from dmsg.net.fair_queue import FairQueue, QueueCrowded
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.retry_loop import RetryLoop
 
 CHECK_INTERVAL = 5.0
@@ -446,9 +446,8 @@ class ServerChecks:
             reaching: Deferred[object] = maybeDeferred(
                 self._reach, number, port, opening, checked.carrier, checked.name
             )
-            await reaching.addTimeout(
-                SHORT_TIMEOUT if self._is_short(checked) else CHECK_TIMEOUT, self._reactor, no_answer
-            )
+            seconds = SHORT_TIMEOUT if self._is_short(checked) else CHECK_TIMEOUT
+            await add_fair_timeout(reaching, seconds, self._reactor)
         except CancelledError:
             if self._stopped:
                 raise

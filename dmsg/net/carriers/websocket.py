@@ -16,6 +16,7 @@ from dmsg.base.printable import shorten
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.net.carriers.requests import PATH
 from dmsg.net.carriers.transport import IUnpacks, TCPTransport, WebSocketTransport
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.protocols import change_protocol
 from dmsg.net.tls_errors import tls_error_text
 from dmsg.net.websocket.byte_stream import StreamError
@@ -62,7 +63,7 @@ class WebSocketEndpoint:
             raise WebSocketError(f"the request for a websocket was not answered within {seconds:g} s")
 
         try:
-            found: IProtocol = await upgrade.opened.addTimeout(self._timeout, self._reactor, too_late)
+            found: IProtocol = await add_fair_timeout(upgrade.opened, self._timeout, self._reactor, too_late)
         except BaseException:
             upgrade.give_up()
             raise

@@ -21,6 +21,7 @@ from dmsg.discovery.checks.limits import (
 from dmsg.discovery.checks.proof import Opening
 from dmsg.discovery.checks.schedule import (
     CHECK_INTERVAL,
+    CHECK_TIMEOUT,
     CHECKS_PER_BLOCK,
     CHECKS_PER_TTL,
     CHECKS_PER_WIDER_BLOCK,
@@ -397,6 +398,16 @@ class ServerChecksTests(SynchronousTestCase):
         self.advance(10.0)
         self.post(server(2, "8.8.4.4:1"))
         self.clock.advance(0.1)
+        self.assertEqual(self.listed(), 1)
+
+    def test_a_pause_of_discovery_counts_against_no_server(self) -> None:
+        """Discovery stands still during a check. The timers run before the server's answer is read."""
+        answers = self.silence("8.8.8.8")
+        self.post(server(1))
+        self.clock.advance(FIRST_CHECK_DELAY)
+        self.assertEqual((len(answers), self.listed()), (1, 0))
+        self.clock.advance(2 * CHECK_TIMEOUT)
+        answers[0].callback(None)
         self.assertEqual(self.listed(), 1)
 
     def test_ports_of_one_address_are_few(self) -> None:
