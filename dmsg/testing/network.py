@@ -207,7 +207,7 @@ class Port:
 
 @implementer(IConnector)
 class Connector:
-    def __init__(self, host: Host, address: str, port: int, factory: ClientFactory[Any], timeout: float) -> None:
+    def __init__(self, host: Host, address: str, port: int, factory: ClientFactory[Any], timeout: float | None) -> None:
         self.host = host
         self._target = (address, port)
         self._factory = factory
@@ -232,7 +232,8 @@ class Connector:
             self._started = True
         self.state = "connecting"
         self._factory.startedConnecting(self)
-        self._given_up = self.host.callLater(self._timeout, self._fail, TimeoutError())
+        if self._timeout is not None:  # As in Twisted, None means that the reactor does not end the attempt.
+            self._given_up = self.host.callLater(self._timeout, self._fail, TimeoutError())
         self._try()
 
     def _try(self) -> None:
@@ -467,7 +468,7 @@ class Host:
         host: str,
         port: int,
         factory: ClientFactory[P],
-        timeout: float = 30,
+        timeout: float | None = 30,
         bindAddress: tuple[str, int] | None = None,
     ) -> IConnector:
         connector = Connector(self, host, port, factory, timeout)
