@@ -103,7 +103,7 @@ class Groups:
         texts = [_texts(rows[name]).combine_chunks() for name in self.columns]
         if len(texts) == 1:
             return texts[0]
-        return pc.binary_join_element_wise(*texts, _SEPARATOR)
+        return pc.binary_join_element_wise(*texts, pa.scalar(_SEPARATOR, pa.string()))
 
 
 def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -266,7 +266,7 @@ def with_columns(rows: pa.Table, schema: pa.Schema, values: Mapping[str, str], *
         if one.name in rows.column_names:
             columns[one.name] = rows[one.name].cast(one.type)
         elif one.name in values:
-            columns[one.name] = pa.repeat(pa.scalar(values[one.name]), rows.num_rows).cast(one.type)
+            columns[one.name] = pa.repeat(pa.scalar(values[one.name], pa.string()), rows.num_rows).cast(one.type)
         elif lacking:
             columns[one.name] = pa.nulls(rows.num_rows, one.type)
     return pa.table(columns, pa.schema([one for one in schema if one.name in columns]))

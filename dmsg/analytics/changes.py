@@ -103,7 +103,7 @@ def days_around(days: Iterable[str]) -> list[str]:
 
 def rows_of_day(rows: pa.Table, day: str) -> pa.Table:
     """Return the rows of a day."""
-    return rows.filter(pc.equal(rows["dt"].cast(pa.date32()), pa.scalar(date.fromisoformat(day))))
+    return rows.filter(pc.equal(rows["dt"].cast(pa.date32()), pa.scalar(date.fromisoformat(day), pa.date32())))
 
 
 def are_equal(one: pa.Table, other: pa.Table) -> bool:

@@ -35,7 +35,11 @@ def standard_operand(groups: Groups, op: str, *operands: pa.Array) -> pa.Array:
     """Return the values that Arrow aggregates to compute one of :data:`STANDARD`."""
     if op == "count_all":
         return groups.number
-    return pc.if_else(*operands, True, pa.scalar(None, pa.bool_())) if op == "count_if" else operands[0]
+    return (
+        pc.if_else(*operands, pa.scalar(True, pa.bool_()), pa.scalar(None, pa.bool_()))
+        if op == "count_if"
+        else operands[0]
+    )
 
 
 def _standard(op: str) -> Aggregate:

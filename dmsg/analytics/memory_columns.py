@@ -36,6 +36,9 @@ TYPES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", "UTC"),
 }
 _TIME = TYPES["timestamp"]
+# Here and elsewhere constants have a type. To find out the type of a value, Arrow searches for an optional package each
+# time, which takes 0.1 ms.
+_ZERO = pa.scalar(0, pa.int64())
 # Constants have types, because Arrow takes 0.2 ms to find out the type of a value: it looks for pandas each time.
 FALSE = pa.scalar(False, pa.bool_())
 _NULL = pa.scalar(None, pa.null())
@@ -220,9 +223,9 @@ def _nullif(one: Values, other: Values) -> Values:
 
 
 def _floor_divide(values: Values, by: int) -> Values:
-    number = values.cast(pa.int64())
-    quotient = pc.divide(number, by)
-    below = pc.and_(pc.less(number, 0), pc.not_equal(pc.multiply(quotient, by), number))
+    number, divisor = values.cast(pa.int64()), pa.scalar(by, pa.int64())
+    quotient = pc.divide(number, divisor)
+    below = pc.and_(pc.less(number, _ZERO), pc.not_equal(pc.multiply(quotient, divisor), number))
     return pc.subtract(quotient, below.cast(pa.int64()))
 
 
@@ -363,7 +366,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "substring_index": _substring_index,
     "format_string": _format,
     "concat_ws": _concat,
-    "timestamp_millis": lambda ms: pc.multiply(ms.cast(pa.int64()), 1000).cast(_TIME),
+    "timestamp_millis": lambda ms: pc.multiply(ms.cast(pa.int64()), pa.scalar(1000, pa.int64())).cast(_TIME),
     "unix_millis": lambda time: _floor_divide(time, 1_000),
     "unix_seconds": lambda time: _floor_divide(time, 1_000_000),
     "unix_date": lambda day: day.cast(pa.int32()),

@@ -170,7 +170,11 @@ class Groups:
         if any(one != length for one in pc.unique(pc.list_value_length(lists)).to_pylist()):
             raise NotInMemory("only Spark computes the sum of lists of different lengths")
         names = [f"value{index}" for index in range(length)]
-        columns = {name: pc.list_element(lists, index).cast(pa.int64()) for index, name in enumerate(names)}
+        positions = (pa.scalar(index, pa.int64()) for index in range(length))
+        columns = {
+            name: pc.list_element(lists, position).cast(pa.int64())
+            for name, position in zip(names, positions, strict=True)
+        }
         table = pa.table({"group": numbers, **columns}).group_by("group", use_threads=False)
         found = table.aggregate([(name, "sum", _SKIP) for name in names])
         # ``found`` has a column of sums for each position in the lists. Each group gets a list of its sums again.

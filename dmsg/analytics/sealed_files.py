@@ -352,14 +352,14 @@ class _Writer:
             if not kinds.isdisjoint(types):
                 of_family = table
                 if not kinds.issubset(types):
-                    of_family = table.filter(pc.is_in(table["type"], pa.array(types)))
+                    of_family = table.filter(pc.is_in(table["type"], pa.array(types, pa.string())))
                 self._add_days(file, family, of_family)
 
     def _add_days(self, file: Sealed, family: str, table: pa.Table) -> None:
-        number = pc.divide(table["ts"], DAY_MS)
+        number = pc.divide(table["ts"], pa.scalar(DAY_MS, pa.int64()))
         days = pc.unique(number).to_pylist()
         for day in days:
-            rows_of_day = table if len(days) == 1 else table.filter(pc.equal(number, day))
+            rows_of_day = table if len(days) == 1 else table.filter(pc.equal(number, pa.scalar(day, pa.int64())))
             for name, value in (("file", file.uri), ("origin", self._target.origin)):
                 rows_of_day = rows_of_day.append_column(name, _repeat(value, rows_of_day.num_rows))
             batch = pa.repeat(pa.scalar(self._target.batch, pa.int64()), rows_of_day.num_rows)
@@ -387,7 +387,7 @@ class _Writer:
 
 
 def _repeat(value: str, count: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([value]))
+    return pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), count), pa.array([value], pa.string()))
 
 
 def _day(number: int) -> str:
