@@ -10,6 +10,7 @@ committed after that version. So no rows are lost, and none are written twice.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -43,16 +44,20 @@ APPLICATION = "dmsg"
 """Name of the application in the log. The log records the number of an application's last run under the name of the
 application.
 """
+LOG_DAYS = 9
+"""Age in days from which entries of the log can be removed."""
 CONFIGURATION: dict[str, str | None] = {
     "delta.checkpointInterval": "20",
-    "delta.logRetentionDuration": "interval 9 days",
+    "delta.logRetentionDuration": f"interval {LOG_DAYS} days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
+    "delta.enableExpiredLogCleanup": "false",
 }
-"""Table properties. The log keeps earlier versions for 9 days, because readers may open the tables of runs of the last
-:data:`~dmsg.analytics.runs.KEPT_DAYS` days."""
+"""Table properties. The log keeps earlier versions for :data:`LOG_DAYS` days, because readers may open the tables of
+runs of the last :data:`~dmsg.analytics.runs.KEPT_DAYS` days. delta-rs does not shorten the log by itself, because it
+would also remove older versions that are still needed after a long pause."""
 NO_LOG_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 """Options of a commit that keep delta-rs from shortening the log. Only :meth:`Delta.vacuum` shortens the log. It
-removes entries that are older than the period in :data:`CONFIGURATION`.
+removes entries that are older than :data:`LOG_DAYS`. delta-rs ignores these options when it removes old files.
 """
 UNUSABLE_CHARACTERS = r"[\[\]%\\^|]"
 """Regular expression for the characters with which delta-rs cannot write to a path."""
@@ -432,28 +437,57 @@ class Delta:
             left by killed runs, or were replaced so long ago that the log no longer mentions them.  None keeps such
             files.
         :returns: number of files removed.
-        :raises LakeError: a version to keep no longer exists.
+        :raises LakeError: the table cannot be read or written.
         """
         table = self.open()
         if table is None:
             return 0
-        versions = [one for one in keep if one < table.version()] or None
+        if table.metadata().configuration.get("delta.enableExpiredLogCleanup") != "false":
+            # An earlier version of dmsg made the table.
+            with self._transaction():
+                table.alter.set_table_properties({"delta.enableExpiredLogCleanup": "false"})
+            return self.vacuum(keep, left_behind=left_behind)
+        versions = [one for one in keep if one < table.version()]
         try:
             vacuum = partial(
                 table.vacuum,
                 dry_run=False,
                 enforce_retention_duration=False,
-                keep_versions=versions,
+                keep_versions=versions or None,
                 post_commithook_properties=NO_LOG_CLEANUP,
             )
             with self._transaction():
                 removed = vacuum(0)
                 if left_behind is not None:
                     removed += vacuum(left_behind, full=True)
-                table.cleanup_metadata()
+                # The last run may be longer ago than the log is kept, and so may the last change of this table. Then
+                # the log is shortened in a later run, when this version need not be kept any more.
+                if self._is_in_log(min(keep, default=None)):
+                    table.cleanup_metadata()
         except DeltaError as error:
+            # Another program may have shortened the log. This must not stop every later run.
+            if (readable := [one for one in versions if self._exists(one)]) != versions:
+                return self.vacuum(readable, left_behind=left_behind)
             raise LakeError(f"{self.uri} cannot be compacted: {str(error).splitlines()[0]}") from None
         return len(set(removed))
+
+    def _is_in_log(self, version: int | None) -> bool:
+        """Whether the log entry of a version is so young that shortening the log does not remove this entry."""
+        if version is None:
+            return True
+        try:
+            with self.storage().open_input_stream(f"_delta_log/{version:020}.json") as entry:
+                actions = [json.loads(line) for line in entry.read().splitlines()]
+        except FileNotFoundError:
+            return False
+        at = next((action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action), 0)
+        return bool(time.time() - at / 1000 < (LOG_DAYS - 1) * 86_400)
+
+    def _exists(self, version: int) -> bool:
+        try:
+            return self._read_log(version) is not None
+        except LakeError:
+            return False
 
     def forget(self, before: str) -> None:
         """Delete the rows of the days before ``before``. A table without days stays as it is.

@@ -5,6 +5,7 @@ older dmsg.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import data_files, lake as lake_module, runs
+from dmsg.analytics import data_files, delta, lake as lake_module, runs
 from dmsg.analytics.delta import APPLICATION, Delta
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.parquet import read_small
@@ -279,23 +280,71 @@ class DeltaTests(SynchronousTestCase):
         self.add("run=1.a", 1)
         self.assertRaises(LakeError, self.delta.files, 3)
 
+    def replace_all(self, number: int) -> int:
+        """Replace all rows by one row, as the run with this number does. Return the version of the table."""
+        self.write(f"run={number}.a", "2026-03-10", n=[number])
+        self.delta.commit(f"run={number}.a", number, replaced={})
+        version = self.delta.version()
+        assert version is not None
+        return version
+
+    def age_log(self, days: float) -> None:
+        """Make the whole log older by some days."""
+        for log in (self.place / "_delta_log").iterdir():
+            at = log.stat().st_mtime - days * 86_400
+            if log.suffix == ".json":
+                earlier = rb'"commitInfo":{"timestamp":%d' % (at * 1000)
+                log.write_bytes(re.sub(rb'"commitInfo":{"timestamp":\d+', earlier, log.read_bytes()))
+            os.utime(log, (at, at))
+
+    @patch.dict(delta.CONFIGURATION, {"delta.checkpointInterval": "4"})
     def test_what_is_kept_can_be_read_after_many_runs(self) -> None:
-        """Each run replaces rows and removes old files, also files that the log does not name."""
-        for number in range(1, 46):
-            self.write(f"run={number}.a", "2026-03-10", n=[number])
-            self.delta.commit(f"run={number}.a", number, replaced={})
-            newest = self.delta.version()
-            assert newest is not None
-            for log in (self.place / "_delta_log").iterdir():  # The whole log becomes a month older.
-                os.utime(log, (log.stat().st_mtime - 30 * 86_400,) * 2)
-            kept = [newest - 1] if number > 1 else []
-            before = self.delta.read(kept[0]).column("n").to_pylist() if kept else []
+        """Each day a run replaces rows and removes old files, also files that the log does not name."""
+        versions: list[int] = []
+        for number in range(1, 31):
+            versions.append(self.replace_all(number))
+            kept = versions[-runs.KEPT_DAYS : -1]
             self.delta.vacuum(kept, left_behind=0 if number % 5 == 0 else None)
-            if kept:
-                self.assertEqual(self.delta.read(newest).column("n").to_pylist(), [number])
-            self.assertIn(before, ([], [number], [number - 1]))
+            for back, version in enumerate(reversed(kept), 1):
+                self.assertEqual(self.delta.read(version).column("n").to_pylist(), [number - back])
             self.assertEqual(self.rows(), [(number, "2026-03-10")])
-        self.assertLess(len(list(self.place.rglob("*.parquet"))), 12)
+            self.age_log(1)
+        self.assertLess(len(list(self.place.rglob("*.parquet"))), 20)
+        # The log is shortened: of each day it has the transactions of the run and of removing its old files.
+        self.assertLess(len(list((self.place / "_delta_log").glob("*.json"))), 60)
+
+    @patch.dict(delta.CONFIGURATION, {"delta.checkpointInterval": "4"})
+    def test_a_version_to_keep_survives_a_long_pause(self) -> None:
+        """The tables of the last run can be read until the next run has finished, which may be a month later."""
+        for number in range(1, 9):
+            with self.subTest(runs=number):
+                self.setUp()
+                before = [self.replace_all(run) for run in range(1, number + 1)][-1]
+                self.age_log(30)
+                self.replace_all(number + 1)
+                self.delta.vacuum([before])
+                self.assertEqual(self.delta.read(before).column("n").to_pylist(), [number])
+                self.assertEqual(self.rows(), [(number + 1, "2026-03-10")])
+                self.replace_all(number + 2)
+                self.delta.vacuum([])
+                self.assertEqual(self.rows(), [(number + 2, "2026-03-10")])
+
+    @patch.dict(delta.CONFIGURATION, {"delta.checkpointInterval": "4", "delta.enableExpiredLogCleanup": None})
+    def test_a_version_that_another_program_removed_stops_no_run(self) -> None:
+        """Without its property, the table is as an earlier version of dmsg made it."""
+        for number in range(1, 4):
+            self.replace_all(number)
+        self.age_log(30)
+        newest = self.replace_all(4)
+        DeltaTable(str(self.place)).create_checkpoint()
+        DeltaTable(str(self.place)).cleanup_metadata()
+        self.assertRaises(LakeError, self.delta.read, newest - 1)
+        for _ in range(2):
+            self.delta.vacuum([newest - 1, newest])
+            self.assertEqual(self.rows(), [(4, "2026-03-10")])
+        table = self.delta.open()
+        assert table is not None
+        self.assertEqual(table.metadata().configuration["delta.enableExpiredLogCleanup"], "false")
 
     def test_a_table_written_by_another_program_is_refused(self) -> None:
         write_deltalake(str(self.place), pa.table({"x": [1, 2]}))
