@@ -24,9 +24,10 @@ from twisted.python.failure import Failure
 from dmsg.discovery.entries.dialects import Dialect
 from dmsg.discovery.entries.entry import ClientMeta, Entry
 from dmsg.discovery.entries.rules import Deletion
+from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.testing.determinism import Trace
-from dmsg.testing.faults import Faults
+from dmsg.testing.faults import UNTUNED_NOTICES, Faults
 from dmsg.testing.key_records import (
     ABSENT,
     DELETING,
@@ -39,7 +40,8 @@ from dmsg.testing.key_records import (
     TWIN,
     KeyRecord,
 )
-from dmsg.testing.lab import Lab, repeatable_lab
+from dmsg.testing.lab import DISCOVERY_PORT, Lab, repeatable_lab
+from dmsg.testing.network import Host
 from dmsg.testing.plan import Aim, Plan, Step, draw
 from dmsg.testing.walk_command import Done, explained, run
 from dmsg.testing.walk_coverage import NO_PARTY, WalkCoverage
@@ -55,15 +57,15 @@ SETTLE_TIMEOUT = 120.0
 then post."""
 NETWORK = ("delay", "loss", "reorder", "partition", "heal", "heal", "wall clock", "wall clock", "bandwidth")
 FORGERIES = ("replay an entry", "replay an entry", "forge an entry", "forge a deletion")
-DELETE, KILL, RESET = "delete", "kill discovery", "reset"
-FAULTS = (*NETWORK, *FORGERIES, DELETE, DELETE, KILL, KILL, RESET)
+DELETE, KILL, RESET, HALF_OPEN = "delete", "kill discovery", "reset", "half-open"
+FAULTS = (*NETWORK, *FORGERIES, DELETE, DELETE, KILL, KILL, RESET, HALF_OPEN)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
 _HOSTS = (OWNER, TWIN, OTHER_OWNER, DISCOVERY)
 _PARTIES: dict[str, Sequence[str]] = {
     **dict.fromkeys(NETWORK, _HOSTS),
     "heal": (NO_PARTY,),
     **dict.fromkeys(FORGERIES, (NO_PARTY,)),
-    DELETE: _HOSTS[:-1],
+    **dict.fromkeys((DELETE, HALF_OPEN), _HOSTS[:-1]),
     KILL: (DISCOVERY,),
     RESET: _HOSTS,
 }
@@ -94,7 +96,7 @@ class DiscoveryWalk:
         self._store = f"sqlite:{directory / 'entries.sqlite'}"
         self._records = {name: KeyRecord(lab.key(name)) for name in OWNERS[:-1]}
         self._records[OWNERS[-1]] = self._records[OWNERS[0]]
-        self._faults = Faults(lab, (), (*OWNERS, "discovery"), [])
+        self._faults = Faults(lab, (), (*OWNERS, "discovery"), [], notices=UNTUNED_NOTICES)
         self._old: list[bytes] = []
         """Entries that discovery has stored so far. A stranger replays them, or makes forgeries from them."""
         self._changed = 0
@@ -112,7 +114,7 @@ class DiscoveryWalk:
         """
         self.lab.kill("discovery")
         self._close = self._start()
-        self._lookups = {name: self.lab.lookups(self.lab.network.host(name)) for name in (*OWNERS, STRANGER)}
+        self._lookups = {name: self._lookup(self.lab.network.host(name)) for name in (*OWNERS, STRANGER)}
         for name in self._lookups:
             for path in self.lab.network.both_ways(self.lab.network.host(name), self.lab.network.host("discovery")):
                 path.delay = DELAY
@@ -124,6 +126,10 @@ class DiscoveryWalk:
             self._post_at_last(name)
         self.check()
         self._close()
+
+    def _lookup(self, host: Host) -> Lookup:
+        """Return a client of discovery with the HTTP client of programs, which keeps idle connections."""
+        return Lookup(host.reactor, f"http://{self.lab.network.host('discovery').address}:{DISCOVERY_PORT}")
 
     def _wait(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition about requests is true.
@@ -198,7 +204,8 @@ class DiscoveryWalk:
             else:
                 self.lab.network.host(name).reset()
             return (name,)
-        self._faults.make(fault, random)
+        # A new address of discovery would not be a fault of its connections: no program could find it any more.
+        self._faults.make(fault, random, OWNERS if fault == HALF_OPEN else ())
         return self._faults.hit
 
     def _note(self, kind: str, states: Mapping[str, str], hosts: Sequence[str]) -> None:
@@ -237,7 +244,7 @@ class DiscoveryWalk:
         def make(present: Entry) -> Entry:
             return replace(present, client=ClientMeta(servers))
 
-        lookup = self._lookups[name].lookups[0]
+        lookup = self._lookups[name]
         record.posting += 1
         deletions = record.deletions
         posting = self._change(name, lambda: lookup.update(record.key, make))
@@ -256,7 +263,7 @@ class DiscoveryWalk:
         record.deleting += 1
         record.may_be_deleted = True
         before = set(self._old)
-        lookup = self._lookups[name].lookups[0]
+        lookup = self._lookups[name]
         deleting = self._change(name, lambda: lookup.delete(record.key))
 
         def ended(result: object) -> None:
@@ -289,7 +296,7 @@ class DiscoveryWalk:
             method, path = "DELETE", f"/discovery/entries/{entry.static}"
         else:
             return
-        lookup = self._lookups[STRANGER].lookups[0]
+        lookup = self._lookups[STRANGER]
         asking = self._change(STRANGER, lambda: lookup.ask(method, path, body))
         asking.addErrback(lambda failure: failure.trap(DmsgError))
 

@@ -25,6 +25,9 @@ KEEPALIVE = 60.0
 seconds apart, after 30 seconds without data."""
 OWN_NOTICES = (0.0, KEEPALIVE)
 """Possible seconds until the moved host of the fault ``half-open`` notices that its connections are dead."""
+UNTUNED_NOTICES = (0.0, 924.6)
+"""Possible seconds until the same moved host notices this if its program sets no keepalive. The kernel of Linux ends a
+connection after 924.6 seconds without an acknowledgement of data that it sends again and again."""
 OLD_NOTICES = (5.0, KEEPALIVE, 200.0)
 """Possible seconds until a server of 2019, which has no keepalive, notices the same."""
 
@@ -58,6 +61,7 @@ class Faults:
     :param others: names of other hosts whose wall clocks may become wrong.
     :param least: minimum number of servers that continue to run. No fault kills or stops a server while only this many
         run.
+    :param notices: possible seconds until a moved client notices that its connections are dead.
     :ivar hit: names of the hosts to which the last fault happened; empty if it happened to no particular host.
     """
 
@@ -70,6 +74,7 @@ class Faults:
         *,
         others: Sequence[str] = ("discovery",),
         least: int = 1,
+        notices: Sequence[float] = OWN_NOTICES,
     ) -> None:
         self._lab = lab
         self._servers = servers
@@ -77,6 +82,7 @@ class Faults:
         self._talkers = talkers
         self._others = others
         self._least = least
+        self._notices = notices
         self._random = Random(0)
         self._wanted: Collection[str] = ()
         self.hit: tuple[str, ...] = ()
@@ -202,7 +208,7 @@ class Faults:
     def half_open(self) -> None:
         """Give a client's host a new address, without a packet to either end of its connections."""
         name = self._random_host(self._clients)
-        own, old = self._random.choice(OWN_NOTICES), self._random.choice(OLD_NOTICES)
+        own, old = self._random.choice(self._notices), self._random.choice(OLD_NOTICES)
         old_servers: Collection[str] = getattr(self._lab, "old_servers", ())
 
         def noticed_after(host: str) -> float:

@@ -10,13 +10,17 @@ from twisted.internet.defer import Deferred
 from dmsg.discovery.entries import rules
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.store import sqlite
+from dmsg.net.web.plain_client import _Connection
 from dmsg.testing.discovery_walk import FAULTS, WAYS, draw_plan, follow
-from dmsg.testing.key_records import STATES
+from dmsg.testing.key_records import OTHER_OWNER, OWNER, STATES, TWIN
 from dmsg.testing.plan import Aim, Plan, Step
 from dmsg.testing.walk_coverage import Cell, WalkCoverage
 from tests.testing.walks import WalkCase
 
 STEPS = 60
+_POSTS = ((0, 1), (1, 1), (2, 1))
+_TIMES = (0.0, 0.015, 3.0)
+"""Seconds from a request to the next fault."""
 WALKS = [partial(follow, draw_plan(seed, STEPS)) for seed in range(5)]
 
 
@@ -61,6 +65,28 @@ class DiscoveryWalkTests(WalkCase):
     def test_requests_that_never_end_are_found(self) -> None:
         self.patch(Lookup, "delete", lambda lookup, key: Deferred())
         self.found("requests to discovery hang", WALKS)
+
+    def test_half_open_connections_happen_to_programs_in_each_state(self) -> None:
+        steps: list[Step] = []
+        for number in range(18):
+            steps.append(Step(_POSTS, fault="delete", chance=number, seconds=_TIMES[number % 3]))
+            steps.append(Step(fault="half-open", chance=number))
+        done = follow(Plan(5, tuple(steps)))
+        assert done.coverage is not None
+        cells = {cell for cell in done.coverage.reached if cell.kind == "half-open"}
+        self.assertEqual({cell.party for cell in cells}, {OWNER, TWIN, OTHER_OWNER})
+        self.assertLessEqual({"posting", "deleting"}, {cell.state for cell in cells})
+
+    def test_a_request_that_waits_on_a_half_open_connection_is_found(self) -> None:
+        """No kernel ends the connection in time, so only the timeout of the request can."""
+        ask = _Connection.ask
+
+        def wait(connection: _Connection, data: bytes, limit: int, deadline: float) -> Any:
+            return ask(connection, data, limit, deadline + 10_000)
+
+        self.patch(_Connection, "ask", wait)
+        plans = [draw_plan(seed, STEPS, [Aim("half-open", "posting")]) for seed in (4, 7, 10)]
+        self.found("requests to discovery hang", [partial(follow, plan) for plan in plans])
 
     def test_a_store_that_takes_old_entries_is_found(self) -> None:
         def decide(present: Any, entry: Any, now: float, terms: Any) -> rules.Replacement:
