@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 from twisted.internet.interfaces import IProtocol
+from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
 from dmsg.messaging.client import Client
@@ -27,8 +29,10 @@ from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
 from dmsg.testing.lab import SERVER_PORT, Lab, repeatable_lab
 from dmsg.testing.numbered_ends import NUMBER_SIZE, AcceptingFactory, NumberedEnd, OpeningFactory
-from dmsg.testing.plan import Plan, Step, draw
+from dmsg.testing.plan import INSTANT, PATIENCE, Aim, Plan, Step, draw
+from dmsg.testing.stream_places import StreamPlace, obstacle, pairs, parties_of
 from dmsg.testing.walk_command import Done, explained, run
+from dmsg.testing.walk_coverage import WalkCoverage
 
 SERVERS = ("server-1", "server-2", "server-3")
 CLIENTS = ("alice", "bob", "carol")
@@ -48,6 +52,19 @@ DIALECTS: Sequence[tuple[Profile, Acks]] = ((Profile.SEED, None), (Profile.SKYWI
 package use none with each other."""
 FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), OPEN, OPEN, OPEN, CLOSE)
 """Names of the faults of a walk. A fault that is listed twice happens twice as often."""
+OPENING, IDLE, IN_FLIGHT, CLOSING = STATES = ("opening", "idle", "in flight", "closing")
+"""States of an end of a channel, in the order of the table's columns. An end is ``CLOSING`` after the other end has
+ended."""
+_SAYS = tuple((end, 1000) for end in range(2 * CHANNELS))
+WAYS: dict[str, Sequence[Step]] = {
+    OPENING: (Step(fault=OPEN), Step(fault=OPEN, seconds=0.002)),
+    IDLE: (Step(fault=OPEN, seconds=3.0),),
+    IN_FLIGHT: (Step(_SAYS), Step(_SAYS, seconds=0.002)),
+    CLOSING: (Step(fault=CLOSE), Step(fault=CLOSE, seconds=0.002)),
+}
+"""Steps of a walk after which an end is often in a state, by the name of the state."""
+BEFORE_WAYS = {state: (Step(fault="delay"), Step(fault=OPEN, seconds=1.0)) for state in (OPENING, IN_FLIGHT, CLOSING)}
+"""Steps that happen before those of :data:`WAYS`. Without a delay, these states end at once."""
 
 
 class MessagingWalk:
@@ -56,9 +73,11 @@ class MessagingWalk:
     :param lab: lab in which only discovery runs.
     :ivar faults: names of the faults so far, in order.
     :ivar delivered: number of bytes that have arrived.
+    :ivar coverage: states of the ends in which faults happened, and the roles of the hosts to which they happened.
     """
 
     def __init__(self, lab: Lab, plan: Plan) -> None:
+        self.coverage = WalkCoverage(FAULTS, STATES, parties_of, obstacle)
         self.lab = lab
         self.plan = plan
         self.faults: list[str] = []
@@ -68,6 +87,10 @@ class MessagingWalk:
         self._clients: dict[str, Client] = {}
         self._accepting: list[NumberedEnd] = []
         """Accepting ends, by the numbers of their channels."""
+        self._hosts: list[tuple[str, str]] = []
+        """Names of the initiator and the responder, by the numbers of the channels."""
+        self._failed: set[NumberedEnd] = set()
+        """Accepting ends of channels that could not be opened."""
 
     @property
     def delivered(self) -> int:
@@ -136,17 +159,49 @@ class MessagingWalk:
         for number, size in step.says:
             if number < len(ends) and ends[number].sent - ends[number].other.received < MAX_UNACKNOWLEDGED:
                 ends[number].say(size)
+        if step.at:
+            self.lab.network.wait_for(
+                lambda: self._aimed_hosts(step) if step.to else any(one.state == step.at for one in self._places()),
+                PATIENCE,
+                INSTANT,
+            )
         if step.fault:
             self.faults.append(step.fault)
-            random = Random(step.chance)
-            if step.fault == OPEN:
-                self._open(random)
-            elif step.fault == CLOSE:
-                self._close(random)
-            else:
-                self._faults.make(step.fault, random)
+            places = self._places()
+            self.coverage.note(step.fault, pairs(places, self._make(step)))
         self.lab.network.run(step.seconds)
         self.check()
+
+    def _make(self, step: Step) -> Sequence[str]:
+        """Cause a fault. Return the names of the hosts to which it happened."""
+        random = Random(step.chance)
+        if step.fault in (OPEN, CLOSE):
+            (self._open if step.fault == OPEN else self._close)(random)
+            return ()
+        self._faults.make(step.fault, random, self._aimed_hosts(step))
+        return self._faults.hit
+
+    def _aimed_hosts(self, step: Step) -> set[str]:
+        """Return the names of the hosts that have the role ``step.to`` for an end in the state ``step.at``."""
+        places = [place for place in self._places() if place.state == step.at]
+        return {
+            host
+            for host in (*CLIENTS, *SERVERS, "discovery")
+            if any(place.party_of(host) == step.to for place in places)
+        }
+
+    def _places(self) -> list[StreamPlace]:
+        """Return the states and hosts of the ends of all channels."""
+        servers = {bytes(self.lab.key(name).public): name for name in SERVERS}
+        places = []
+        for hosts, accepting in zip(self._hosts, self._accepting, strict=True):
+            for end in (accepting.other, accepting):
+                state = None if accepting in self._failed else _state_of(end)
+                if state is not None:
+                    session: Any = getattr(getattr(end.transport, "_carrier", None), "session", None)
+                    server = "" if session is None else servers.get(bytes(session.server), "")
+                    places.append(StreamPlace(state, *hosts, server))
+        return places
 
     def _open(self, random: Random) -> None:
         if len(self._open_ends()) >= 2 * CHANNELS:
@@ -156,17 +211,33 @@ class MessagingWalk:
         opening.other, accepting.other = accepting, opening
         self._accepting.append(accepting)
         one, two = random.sample(CLIENTS, 2)
+        self._hosts.append((one, two))
 
         def opened(_: IProtocol) -> None:
             stream_of(opening).write(number.to_bytes(NUMBER_SIZE, "big"))
 
+        def failed(failure: Failure) -> None:
+            failure.trap(DmsgError)
+            self._failed.add(accepting)
+
         connecting = self._clients[one].connect(self._clients[two].public_key, OpeningFactory(opening))
-        connecting.addCallbacks(opened, lambda failure: failure.trap(DmsgError))
+        connecting.addCallbacks(opened, failed)
 
     def _close(self, random: Random) -> None:
         ends = self._open_ends()
         if ends:
             stream_of(random.choice(ends)).loseConnection()
+
+
+def _state_of(end: NumberedEnd) -> str | None:
+    """Return the state of an end of a channel, one of :data:`STATES`; None if the end has ended."""
+    if end.lost is not None:
+        return None
+    if end.transport is None:
+        return OPENING if end.other.lost is None else None
+    if end.other.lost is not None or stream_of(end).disconnecting:
+        return CLOSING
+    return IDLE if end.other.received == end.sent else IN_FLIGHT
 
 
 class _Servers:
@@ -199,6 +270,14 @@ class _Servers:
         return server
 
 
+def draw_plan(seed: int, steps: int, aims: Sequence[Aim] = ()) -> Plan:
+    """Return the plan that is drawn from a seed.
+
+    :param aims: faults that the plan contains more often, each with the state of an end in which it should happen.
+    """
+    return draw(seed, steps, FAULTS, aims=aims, ways=WAYS, before_ways=BEFORE_WAYS)
+
+
 def follow(plan: Plan) -> tuple[MessagingWalk, Trace]:
     """Run the walk of a plan.
 
@@ -218,19 +297,17 @@ def main() -> None:
 
     def done(plan: Plan) -> Done:
         walk, trace = follow(plan)
-        return Done(walk.delivered, walk.faults, trace)
-
-    def plan(seed: int, steps: int) -> Plan:
-        return draw(seed, steps, FAULTS)
+        return Done(walk.delivered, walk.faults, trace, walk.coverage)
 
     run(
         "dmsg.testing.messaging_walk",
         __doc__,
         STEPS,
-        plan,
+        draw_plan,
         done,
         "bytes arrived",
         ", all correct, and no channel hangs",
+        steered=draw_plan,
     )
 
 

@@ -8,9 +8,11 @@ from typing import Any
 from dmsg.messaging.core.acks import AckLayer
 from dmsg.messaging.core.relay import Relay
 from dmsg.messaging.core.secure import ChannelCiphers
-from dmsg.testing.messaging_walk import FAULTS, follow
-from dmsg.testing.plan import Plan, draw
+from dmsg.testing.messaging_walk import FAULTS, STATES, WAYS, draw_plan, follow
+from dmsg.testing.plan import Aim, Plan, draw
 from dmsg.testing.promise import PromiseBroken
+from dmsg.testing.stream_places import INITIATOR
+from dmsg.testing.walk_coverage import NO_PARTY, Cell
 from tests.testing.walks import WalkCase
 
 SEEDS = range(2)
@@ -36,8 +38,16 @@ class MessagingWalkTests(WalkCase):
             walk, _ = follow(plan(seed))
             delivered += walk.delivered
             faults.update(walk.faults)
+            self.assertLessEqual(walk.coverage.kinds, set(walk.faults))
+            self.assertIn(Cell("open", NO_PARTY, "idle"), walk.coverage.reached)
         self.assertGreater(delivered, 60_000)
         self.assertLessEqual({"kill", "leave", "pause", "reset", "open", "close"}, faults)
+
+    def test_a_fault_happens_in_the_state_and_to_the_party_that_are_aimed_at(self) -> None:
+        self.assertEqual(set(WAYS), set(STATES))
+        for state in STATES:
+            walk, _ = follow(draw_plan(3, 20, [Aim("reset", state, INITIATOR)]))
+            self.assertIn(Cell("reset", INITIATOR, state), walk.coverage.reached)
 
     def test_a_server_that_forgets_channels_is_found(self) -> None:
         def forget(relay: Relay, peer: Any, limit: int = 0) -> bool:
