@@ -116,10 +116,10 @@ async def compare_numbers(reactor: Reactor, agreement: CodeAgreement, verify: bo
 
 
 def print_qr(text: str) -> None:
-    """Print a text as a QR code, for the camera of a phone. Do nothing if standard error is not a terminal, or if the
-    terminal is too small for the code.
+    """Print a text as a QR code, for the camera of a phone. Do nothing if standard error is not a terminal, if the
+    terminal is too small for the code, or if standard output has failed.
     """
-    if not sys.stderr.isatty() or state.quiet:
+    if not sys.stderr.isatty() or state.quiet or state.status is not None:
         return
     import segno
 

@@ -106,8 +106,11 @@ def _width(stream: TextIO) -> int:
 
 
 def notice(text: str) -> None:
-    """Print a message for the user to standard error, unless ``--quiet`` was given."""
-    if not state.quiet:
+    """Print a message for the user to standard error, unless ``--quiet`` was given or standard output has failed.
+
+    The failure ends the command, so that a later notice, such as how to use a code, would be wrong.
+    """
+    if not state.quiet and state.status is None:
         say(f"dmsg: {text}", err=True)
 
 

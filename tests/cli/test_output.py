@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.cli import output
 from dmsg.cli.output import wrap
 from tests.cli.test_commands import CommandCase
 from tests.support import asynchronous
@@ -69,3 +70,16 @@ class TerminalTests(CommandCase):
         process.write(b"\x04")
         self.assertEqual(await command.ended, 2)
         self.assertIn(b"code: \r\nUsage:", command.out)
+
+
+class FailedOutputTests(SynchronousTestCase):
+    """Notices after standard output has failed."""
+
+    def test_no_notice_follows_a_failed_output(self) -> None:
+        said: list[str] = []
+        self.patch(output, "say", lambda text, **options: said.append(text))
+        self.patch(output, "state", output._Output())
+        output.notice("use the code")
+        output.state.status = 1
+        output.notice("use the code that is dead")
+        self.assertEqual(said, ["dmsg: use the code"])

@@ -196,6 +196,15 @@ class RefusingTests(CodeCase):
                 self.assertNotIn(b"Traceback", receiver.err + sender.err)
 
     @asynchronous
+    async def test_a_code_that_cannot_be_printed_is_not_explained(self) -> None:
+        await self.network()
+        full = os.open("/dev/full", os.O_WRONLY)
+        self.addCleanup(os.close, full)
+        sender = self.start("send", "--text", "a", "--min-servers=1", stdout=full, **self.environment)
+        self.assertEqual(await sender.ended, 1, sender.err)
+        self.assertEqual(sender.err.decode(), "dmsg: standard output: No space left on device\n")
+
+    @asynchronous
     async def test_ctrl_c_withdraws_the_code(self) -> None:
         """The number leads nowhere any more, and the code to nobody."""
         await self.network()
