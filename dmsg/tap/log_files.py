@@ -1,4 +1,4 @@
-"""Reopening of twistd's log files at SIGHUP and SIGUSR1, for programs such as logrotate, and a check at the start.
+"""Reopening of twistd's log files at SIGHUP and SIGUSR1, for programs such as logrotate, and checks at the start.
 
 Such a program renames the log file and then sends a signal.  Without this module, the entity would continue to write to
 the renamed file after SIGHUP.  After SIGUSR1, twistd would itself rotate the log, a second time.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -74,3 +76,14 @@ def check_can_write(path: Path) -> None:
         os.stat(parent)
         if not os.access(parent, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES)) from None
+
+
+def remove_empty_pid_file(path: Path) -> None:
+    """Remove a pid file without a number, which a full disk or a power failure leaves. twistd would refuse each start.
+
+    :raises OSError: the file cannot be removed.
+    """
+    with suppress(FileNotFoundError):
+        if path.stat().st_size == 0:
+            path.unlink()
+            sys.stderr.write(f"{path}: removed an empty pid file, which a full disk or a power failure may have left\n")

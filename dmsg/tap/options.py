@@ -35,7 +35,7 @@ from dmsg.net.listening import ENDPOINT
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap import config
 from dmsg.tap.config import GivenText
-from dmsg.tap.log_files import check_can_write, log_file_of, reopen_at_signals
+from dmsg.tap.log_files import check_can_write, log_file_of, remove_empty_pid_file, reopen_at_signals
 from dmsg.tap.usage import usage_of
 
 UNSET_VALUES: tuple[object, ...] = (None, [], 0)
@@ -353,6 +353,8 @@ def check_twistd_files(options: object) -> None:
         try:
             if path:
                 check_can_write(Path(path))
+                if name == "pidfile":
+                    remove_empty_pid_file(Path(path))
         except OSError as error:
             raise UsageError(f"--{name}: {path}: {error.strerror}{note_on_working_directory(error)}") from None
     directory = twistd.get("rundir") or "."

@@ -10,7 +10,7 @@ from typing import Any
 
 import treq
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred, gatherResults, maybeDeferred
+from twisted.internet.defer import Deferred, ensureDeferred, gatherResults, maybeDeferred
 from twisted.internet.task import deferLater
 
 from dmsg.keys import SecKey
@@ -250,7 +250,9 @@ class PageTests(PageCase):
         # The withdrawal waits for the answers: the drain could be over before both requests arrive.
         answered: Deferred[None] = Deferred()
         withdraw = self.server.registration.withdraw
-        self.patch(self.server.registration, "withdraw", lambda: answered.addCallback(lambda _: withdraw()))
+        self.patch(
+            self.server.registration, "withdraw", lambda: answered.addCallback(lambda _: ensureDeferred(withdraw()))
+        )
         leaving = maybeDeferred(self.server.stopService)
         asking = [Deferred.fromCoroutine(self.get(base + path)) for path in ("/", "/health")]
         (_, page), (response, text) = await gatherResults(asking)

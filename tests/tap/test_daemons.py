@@ -78,6 +78,20 @@ class DaemonTests(TestCase):
         self.assertIn(b"the working directory has been removed", out.splitlines()[-1])
 
     @asynchronous
+    async def test_an_empty_pid_file_stops_no_start(self) -> None:
+        """A full disk or a power failure leaves such a file. A file with other contents is not removed."""
+        (self.directory / "pid").touch()
+        said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")
+        self.addCleanup(os.kill, int((self.directory / "pid").read_text()), signal.SIGKILL)
+        self.assertEqual(status, 0, said)
+        self.assertIn("removed an empty pid file", said)
+        (self.directory / "pid").rename(self.directory / "of-the-daemon")
+        (self.directory / "pid").write_text("?")
+        said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")
+        self.assertEqual(status, 1, said)
+        self.assertEqual((self.directory / "pid").read_text(), "?")
+
+    @asynchronous
     async def test_hangup_ends_no_entity(self) -> None:
         """Programs that rotate logs send SIGHUP to all entities."""
         said, status = await self.twistd("dmsg-discovery", "--store=memory:", "--listen=tcp:0:interface=127.0.0.1")
