@@ -92,6 +92,7 @@ class Lab:
         self.discovery: Discovery | None = None
         self._discoveries = ["discovery"]
         """Names of the hosts of the discoveries that new entities use."""
+        self._keys: dict[str, SecKey] = {}
         self.servers: dict[str, Server] = {}
         self.old_servers: set[str] = set()
         self.clients: dict[str, Client] = {}
@@ -99,7 +100,10 @@ class Lab:
 
     def key(self, name: str) -> SecKey:
         """Return the secret key of an entity, which is derived from its name and the seed."""
-        return SecKey.from_seed(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
+        if name not in self._keys:
+            # Walks ask for keys thousands of times.
+            self._keys[name] = SecKey.from_seed(hashlib.sha256(f"{self.seed} {name}".encode()).digest())
+        return self._keys[name]
 
     def lookups(self, host: Host) -> Lookups:
         """Return a client of discovery that connects from a host."""
