@@ -236,7 +236,7 @@ class WebTests(ToolCase):
         await self.network()
         public = self.directory / "public"
         public.mkdir()
-        content = os.urandom(500_000)
+        content = b"text" + os.urandom(499_996)
         (public / "film").write_bytes(content)
         (self.directory / "secret").write_text("not for you")
         (public / "link").symlink_to(self.directory.absolute() / "secret")
@@ -259,7 +259,7 @@ class WebTests(ToolCase):
         status, out, err = await curl(
             "curl", "-r", "0-3", f"dmsg://{self.key.public}:80/film", "-o", "-", **self.environment
         )
-        self.assertEqual((status, len(out), err), (0, 4, ""))
+        self.assertEqual((status, out, err), (0, "text", ""))
         self.assertFalse((self.directory / "-").exists())
         status, out, _ = await curl("curl", "dmsg://alice/", **self.environment)
         self.assertIn("film", out)
