@@ -121,6 +121,8 @@ class End:
         self._unsent_size = 0
         self.travelling = 0
         self._last_arrival = 0.0
+        self._held_back: deque[bytes | None] = deque()
+        """Segments that have not arrived because the path is interrupted, in the order in which they were sent."""
         self.last_sent = path.clock.seconds()
         self.received: deque[bytes | None] = deque()
         self._reading = True
@@ -178,23 +180,42 @@ class End:
         self.last_sent = now
 
     def _arrive(self, segment: bytes | None) -> None:
-        """Deliver a segment to the other end. If the path is interrupted, try again later, and end the connection after
-        :data:`USER_TIMEOUT`.
+        """Deliver a segment to the other end. If the path is interrupted, hold the segment back.
 
         :param segment: data; None for the end of the connection.
         """
-        clock, cut_since = self._path.clock, self._path.cut_since
         if self.is_forgotten:
-            clock.callLater(USER_TIMEOUT, self.reset_by_peer, TimeoutError())
+            self._path.clock.callLater(USER_TIMEOUT, self.reset_by_peer, TimeoutError())
             return
-        if cut_since is not None:
-            if clock.seconds() - cut_since > USER_TIMEOUT:
-                for end in (self, self.other):
-                    end.reset_by_peer(TimeoutError())
-                return
-            self._last_arrival = clock.seconds() + RETRANSMIT
-            clock.callLater(RETRANSMIT, self._arrive, segment)
+        # A segment that arrives after an interruption must not overtake those that are still held back.
+        if self._path.cut_since is not None or self._held_back:
+            self._held_back.append(segment)
+            if len(self._held_back) == 1:
+                self._retry_later()
             return
+        self._hand_over(segment)
+
+    def _retry_later(self) -> None:
+        clock = self._path.clock
+        self._last_arrival = max(self._last_arrival, clock.seconds() + RETRANSMIT)
+        clock.callLater(RETRANSMIT, self._retry)
+
+    def _retry(self) -> None:
+        """Deliver the segments that were held back, in their order. If the path is still interrupted, try again later,
+        and end the connection after :data:`USER_TIMEOUT`."""
+        clock, cut_since = self._path.clock, self._path.cut_since
+        if cut_since is None:
+            held_back, self._held_back = self._held_back, deque()
+            for segment in held_back:
+                self._arrive(segment)
+        elif clock.seconds() - cut_since > USER_TIMEOUT:
+            self._held_back.clear()
+            for end in (self, self.other):
+                end.reset_by_peer(TimeoutError())
+        else:
+            self._retry_later()
+
+    def _hand_over(self, segment: bytes | None) -> None:
         if self.other.loss_reason is None and not self.other.dead:
             self.other.received.append(segment)
             self._peer.do(self.other.deliver)

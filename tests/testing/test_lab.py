@@ -100,6 +100,23 @@ class NetworkTests(SynchronousTestCase):
             self.network.run(2)
             self.assertEqual((there.data, here.lost is None), (b"x", lives))
 
+    def test_data_keeps_its_order_over_a_partition(self) -> None:
+        """Some segments are also lost once, so that they are sent again at different times."""
+        for cut in (0.26, 0.41, 0.47, 0.53, 0.59, 0.65):
+            with self.subTest(seconds=cut):
+                here, there = self.connect()
+                path = self.network.path(self.one, self.two)
+                path.delay, path.cut_since = 0.05, self.network.clock.seconds()
+                sent = [bytes((number,)) for number in range(8)]
+                for number, text in enumerate(sent):
+                    path.loss = number % 2
+                    here.transport.write(text)  # type: ignore[union-attr]
+                    self.network.run(0.03)
+                self.network.run(cut - 0.03 * len(sent))
+                path.cut_since, path.loss = None, 0.0
+                self.network.run(2.0)
+                self.assertEqual(there.data, b"".join(sent))
+
     def test_kill_reset_pause(self) -> None:
         here, there = self.connect()
         self.two.pause()
