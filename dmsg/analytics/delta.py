@@ -139,8 +139,8 @@ class Delta:
 
     def _read_log(self, version: int | None) -> DeltaTable | None:
         if version is None and "://" not in self.uri:
-            # A local table without a log does not exist. The operating system answers faster than delta-rs. Other
-            # errors are left to delta-rs.
+            # A local table without a log does not exist. The operating system answers faster than delta-rs. delta-rs
+            # reports other errors below.
             try:
                 os.stat(f"{self.uri}/_delta_log")
             except FileNotFoundError:
@@ -460,12 +460,13 @@ class Delta:
                 removed = vacuum(0)
                 if left_behind is not None:
                     removed += vacuum(left_behind, full=True)
-                # The last run may be longer ago than the log is kept, and so may the last change of this table. Then
-                # the log is shortened in a later run, when this version need not be kept any more.
+                # After a long pause, a version to keep may be older than the log. Shortening the log would remove this
+                # version, so a later run shortens the log.
                 if self._is_in_log(min(keep, default=None)):
                     table.cleanup_metadata()
         except DeltaError as error:
-            # Another program may have shortened the log. This must not stop every later run.
+            # If another program has shortened the log, a version is missing. A missing version must not stop every
+            # later run.
             if (readable := [one for one in versions if self._exists(one)]) != versions:
                 return self.vacuum(readable, left_behind=left_behind)
             raise LakeError(f"{self.uri} cannot be compacted: {str(error).splitlines()[0]}") from None

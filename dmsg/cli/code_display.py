@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dmsg.apps.codes import rendezvous
 from dmsg.apps.codes.stream import CodeAgreement, CodeUsedUp
 from dmsg.apps.codes.words import Code
-from dmsg.cli.output import notice, say, state, tell
+from dmsg.cli.output import notice, say, shows_notices, tell
 from dmsg.cli.prompts import ask
 from dmsg.cli.reconnect_notice import clock_time
 
@@ -117,9 +117,9 @@ async def compare_numbers(reactor: Reactor, agreement: CodeAgreement, verify: bo
 
 def print_qr(text: str) -> None:
     """Print a text as a QR code, for the camera of a phone. Do nothing if standard error is not a terminal, if the
-    terminal is too small for the code, or if standard output has failed.
+    terminal is too small for the code, or if no notices are shown.
     """
-    if not sys.stderr.isatty() or state.quiet or state.status is not None:
+    if not sys.stderr.isatty() or not shows_notices():
         return
     import segno
 

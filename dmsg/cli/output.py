@@ -105,12 +105,17 @@ def _width(stream: TextIO) -> int:
         return UNLIMITED_WIDTH
 
 
-def notice(text: str) -> None:
-    """Print a message for the user to standard error, unless ``--quiet`` was given or standard output has failed.
+def shows_notices() -> bool:
+    """Return whether notices are printed: neither was ``--quiet`` given, nor has standard output failed.
 
     The failure ends the command, so that a later notice, such as how to use a code, would be wrong.
     """
-    if not state.quiet and state.status is None:
+    return not state.quiet and state.status is None
+
+
+def notice(text: str) -> None:
+    """Print a message for the user to standard error, if notices are shown (:func:`shows_notices`)."""
+    if shows_notices():
         say(f"dmsg: {text}", err=True)
 
 

@@ -79,7 +79,8 @@ def check_can_write(path: Path) -> None:
 
 
 def remove_empty_pid_file(path: Path) -> None:
-    """Remove a pid file without a number, which a full disk or a power failure leaves. twistd would refuse each start.
+    """Remove a pid file without a number, which a full disk or a power failure leaves. With such a file, twistd
+    would refuse each start.
 
     :raises OSError: the file cannot be removed.
     """

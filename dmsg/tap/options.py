@@ -336,7 +336,7 @@ def check_twistd_files(options: object) -> None:
     """Check that twistd can open its log file and its pid file, and enter its working directory.
 
     twistd itself opens them without handling errors, so that a mistyped name prints a traceback.  With ``--chroot``,
-    only the log file is checked, because the other names are looked up in the new root.
+    only the log file is checked, because the other names are looked up in the new root.  An empty pid file is removed.
 
     :param options: options of the entity, whose ``parent`` has the options of twistd.
     :raises UsageError: a file cannot be opened, or the directory does not exist; the message names the option.

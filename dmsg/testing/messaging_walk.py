@@ -30,7 +30,7 @@ from dmsg.testing.faults import Faults
 from dmsg.testing.lab import SERVER_PORT, Lab, repeatable_lab
 from dmsg.testing.numbered_ends import NUMBER_SIZE, AcceptingFactory, NumberedEnd, OpeningFactory
 from dmsg.testing.plan import INSTANT, PATIENCE, Aim, Plan, Step, draw
-from dmsg.testing.stream_places import StreamPlace, obstacle, pairs, parties_of
+from dmsg.testing.stream_places import StreamPlace, hosts_in_role, obstacle, pairs, parties_of
 from dmsg.testing.walk_command import Done, explained, run
 from dmsg.testing.walk_coverage import WalkCoverage
 
@@ -89,6 +89,8 @@ class MessagingWalk:
         """Accepting ends, by the numbers of their channels."""
         self._hosts: list[tuple[str, str]] = []
         """Names of the initiator and the responder, by the numbers of the channels."""
+        self._server_names = {bytes(lab.key(name).public): name for name in SERVERS}
+        """Names of the servers, by their public keys."""
         self._failed: set[NumberedEnd] = set()
         """Accepting ends of channels that could not be opened."""
 
@@ -183,23 +185,17 @@ class MessagingWalk:
 
     def _aimed_hosts(self, step: Step) -> set[str]:
         """Return the names of the hosts that have the role ``step.to`` for an end in the state ``step.at``."""
-        places = [place for place in self._places() if place.state == step.at]
-        return {
-            host
-            for host in (*CLIENTS, *SERVERS, "discovery")
-            if any(place.party_of(host) == step.to for place in places)
-        }
+        return hosts_in_role(self._places(), step.at, step.to, (*CLIENTS, *SERVERS, "discovery"))
 
     def _places(self) -> list[StreamPlace]:
         """Return the states and hosts of the ends of all channels."""
-        servers = {bytes(self.lab.key(name).public): name for name in SERVERS}
         places = []
         for hosts, accepting in zip(self._hosts, self._accepting, strict=True):
             for end in (accepting.other, accepting):
                 state = None if accepting in self._failed else _state_of(end)
                 if state is not None:
                     session: Any = getattr(getattr(end.transport, "_carrier", None), "session", None)
-                    server = "" if session is None else servers.get(bytes(session.server), "")
+                    server = "" if session is None else self._server_names.get(bytes(session.server), "")
                     places.append(StreamPlace(state, *hosts, server))
         return places
 

@@ -75,6 +75,15 @@ def pairs(places: Iterable[StreamPlace], hosts: Sequence[str]) -> Iterator[tuple
             yield NO_PARTY, place.state
 
 
+def hosts_in_role(places: Iterable[StreamPlace], state: str, party: str, hosts: Iterable[str]) -> set[str]:
+    """Return the names of those of the hosts that have a role for an end of a stream in this state.
+
+    :param party: the role; empty for none.
+    """
+    there = [place for place in places if place.state == state] if party else []
+    return {host for host in hosts if any(place.party_of(host) == party for place in there)}
+
+
 def state_of(talker: Talker) -> str | None:
     """Return the state of one end of a stream, one of :data:`STATES`; None if the end has no stream any more."""
     stream = talker.transport

@@ -23,7 +23,7 @@ from dmsg.testing.old_programs import OldPair
 from dmsg.testing.plan import INSTANT, LIES, PATIENCE, Plan, Step
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.single_faults import SingleFaults
-from dmsg.testing.stream_places import STATES, StreamPlace, obstacle, pairs, parties_of
+from dmsg.testing.stream_places import STATES, StreamPlace, hosts_in_role, obstacle, pairs, parties_of
 from dmsg.testing.walk_command import Done, counted, explained, run
 from dmsg.testing.walk_coverage import WalkCoverage
 from dmsg.testing.walk_kinds import DISCOVERY_LIE_OF_FAULT, EVERY_FAULT, EVERY_LIE, STEPS, draw_plan
@@ -311,11 +311,8 @@ class Walk:
     def _aimed_hosts(self, step: Step) -> set[str]:
         """Return the names of the hosts that have the role ``step.to`` for a stream in the state ``step.at`` and to
         which faults may happen."""
-        if not step.to:
-            return set()
         hosts = (*self._names, *self._servers, "discovery", *([SECOND_DISCOVERY] if self.plan.shape.second else []))
-        places = [place for place in self._places() if place.state == step.at]
-        return {host for host in hosts if any(place.party_of(host) == step.to for place in places)}
+        return hosts_in_role(self._places(), step.at, step.to, hosts)
 
     def _places(self) -> list[StreamPlace]:
         return self._streams.places(self._server_names)
