@@ -7,7 +7,6 @@ workers, which use a few modules of dmsg, would need all of these packages.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +29,9 @@ def public(
     def find(name: str) -> object:
         if name not in where:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # The import is here, because the ``dmsg`` program imports this module before it can handle Ctrl-C.
+        from importlib import import_module
+
         return getattr(import_module(where[name]), name)
 
     def names() -> list[str]:

@@ -1,11 +1,12 @@
 """Import of a program's modules.  Meanwhile Ctrl-C ends the process at once, because there is nothing to close yet.
 
-At the top, this module imports only what it needs to handle Ctrl-C: before that, Ctrl-C prints a traceback.
+At the top, this module imports only what it needs to handle Ctrl-C: before that, Ctrl-C prints a traceback. It does not
+import ``signal``, whose own imports take most of the time that Python needs to begin a program.
 """
 
 from __future__ import annotations
 
-import signal
+import _signal  # type: ignore[import-not-found]  # mypy knows only the module ``signal``, which is built on it.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ class Loading:
     _before: Callable[[int, FrameType | None], object] | int | None = None
 
     def __enter__(self) -> None:
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-            self._before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if _signal.getsignal(_signal.SIGINT) != _signal.SIG_IGN:
+            self._before = _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
     def __exit__(self, failed: object, *_: object) -> None:
         from dmsg.base.interpreter import keep_modules
@@ -31,7 +32,7 @@ class Loading:
         if failed is None:
             keep_modules()
         if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+            _signal.signal(_signal.SIGINT, self._before)
 
 
 def loading() -> Loading:

@@ -6,8 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
+
+import dmsg
 
 PROGRAM = """
 import os, signal, sys
@@ -38,6 +41,16 @@ def run(program: tuple[str, ...], name: str, signals: str = "handled") -> tuple[
 
 
 class LoadingTests(SynchronousTestCase):
+    def test_only_few_small_modules_are_imported_before_ctrl_c_is_handled(self) -> None:
+        """Modules such as ``signal``, ``enum`` and ``importlib`` take most of the time until then."""
+        code = "import sys, __future__; before = set(sys.modules); import dmsg.cli.entry; "
+        code += "print(*sorted(set(sys.modules).difference(before)))"
+        # Without ``site``, no other package imports these modules first.
+        environment = {**os.environ, "PYTHONPATH": str(Path(dmsg.__file__).parent.parent)}
+        command = [sys.executable, "-S", "-c", code]
+        found = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        self.assertEqual(found.stdout.split(), UNGUARDED)
+
     def test_ctrl_c_prints_nothing(self) -> None:
         """Ctrl-C prints nothing during the import of any module that is not needed to handle the signal."""
         status, out, err = run(COMMAND, "all")
