@@ -10,19 +10,36 @@ from pathlib import Path
 SOCKET_NAME = "agent.sock"
 
 
+def xdg_directory(variable: str) -> Path | None:
+    """Return the directory that an environment variable of the XDG Base Directory Specification names.
+
+    The specification requires programs to ignore a relative path. Otherwise settings and keys would depend on the
+    working directory, which another user may have prepared.
+
+    :param variable: name of the variable, such as ``XDG_CONFIG_HOME``.
+    :returns: the path, which need not exist; None if the variable is unset, empty or relative.
+    """
+    named = os.environ.get(variable, "")
+    return Path(named) if os.path.isabs(named) else None
+
+
+def _own_directory(variable: str, default: str) -> Path:
+    return (xdg_directory(variable) or Path(os.path.expanduser(default))) / "dmsg"
+
+
 def config_directory() -> Path:
     """Return the path of the user's directory for settings, address book and keys. It need not exist."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")) / "dmsg"
+    return _own_directory("XDG_CONFIG_HOME", "~/.config")
 
 
 def state_directory() -> Path:
     """Return the path of the user's directory for logs. It need not exist."""
-    return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "dmsg"
+    return _own_directory("XDG_STATE_HOME", "~/.local/state")
 
 
 def data_directory() -> Path:
     """Return the path of the user's directory for data that cannot be created again. It need not exist."""
-    return Path(os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")) / "dmsg"
+    return _own_directory("XDG_DATA_HOME", "~/.local/share")
 
 
 def host_directory() -> Path:
@@ -37,13 +54,13 @@ def own_files_list() -> Path:
 
 def cache_directory() -> Path:
     """Return the path of the user's directory for files that can be created again. It need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "dmsg"
+    return _own_directory("XDG_CACHE_HOME", "~/.cache")
 
 
 def socket_directory() -> Path:
     """Return the path of the default directory for the agent's socket. It need not exist."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime) / "dmsg" if runtime else cache_directory()
+    runtime = xdg_directory("XDG_RUNTIME_DIR")
+    return cache_directory() if runtime is None else runtime / "dmsg"
 
 
 def note_on_working_directory(error: BaseException | None) -> str:

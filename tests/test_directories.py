@@ -13,7 +13,14 @@ from dmsg.analytics.atomic_write import write_atomically
 from dmsg.base.options import Flag, rows_of
 from dmsg.cli.agent.log import open_log
 from dmsg.collector.store import Store, StoreError
-from dmsg.directories import free_bytes
+from dmsg.directories import (
+    cache_directory,
+    config_directory,
+    data_directory,
+    free_bytes,
+    socket_directory,
+    state_directory,
+)
 from dmsg.directory_checks import UnsafeDirectory, check_directory, check_not_planted, make_directory
 from dmsg.errors import DmsgError, KeyFileError
 from dmsg.keys import default_key, write_new
@@ -22,6 +29,30 @@ from dmsg.rmb.twins.secrets import TwinSecret, write_secret
 from dmsg.telemetry.settings import TelemetrySettings
 
 STRANGER = 65534
+
+
+class LocationTests(SynchronousTestCase):
+    """Variables of the XDG Base Directory Specification, which must be absolute paths."""
+
+    def test_a_relative_path_is_ignored(self) -> None:
+        functions = {
+            "XDG_CONFIG_HOME": (config_directory, "/home/u/.config/dmsg"),
+            "XDG_STATE_HOME": (state_directory, "/home/u/.local/state/dmsg"),
+            "XDG_DATA_HOME": (data_directory, "/home/u/.local/share/dmsg"),
+            "XDG_CACHE_HOME": (cache_directory, "/home/u/.cache/dmsg"),
+            "XDG_RUNTIME_DIR": (socket_directory, "/home/u/.cache/dmsg"),
+        }
+        others = {name: value for name, value in os.environ.items() if name not in functions}
+        for name, (function, default) in functions.items():
+            for value, expected in (
+                ("/x", "/x/dmsg"),
+                ("x", default),
+                ("./x", default),
+                ("~/x", default),
+                ("", default),
+            ):
+                self.patch(os, "environ", {**others, "HOME": "/home/u", name: value})
+                self.assertEqual(str(function()), expected, (name, value))
 
 
 class DirectoryTests(SynchronousTestCase):

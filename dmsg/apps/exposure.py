@@ -30,6 +30,7 @@ from dmsg.directories import (
     own_files_list,
     socket_directory,
     state_directory,
+    xdg_directory,
 )
 from dmsg.shared_files import exclusive_change, replace_file
 
@@ -192,7 +193,7 @@ def _look_for_own_files(places: tuple[str | None, ...], interval: int) -> OwnFil
         if beside.name == "dmsg":
             whole.append(beside)
     sockets = socket_directory()
-    if os.environ.get("XDG_RUNTIME_DIR"):
+    if xdg_directory("XDG_RUNTIME_DIR") is not None:
         whole.append(sockets)
     else:
         # Only the socket is protected, because the other files of this directory are a cache.

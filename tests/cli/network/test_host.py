@@ -18,10 +18,12 @@ class InvitationTests(HostCase):
 
     def setUp(self) -> None:
         super().setUp()
-        (self.directory / "home").mkdir()
+        home = self.directory.absolute() / "home"
+        home.mkdir()
+        self.data_home = {"XDG_DATA_HOME": str(home)}
 
     async def asked(self, *arguments: str, **environment: str) -> tuple[int, str, str]:
-        return await self.run_command("host", "--invitation", *arguments, XDG_DATA_HOME="home", **environment)
+        return await self.run_command("host", "--invitation", *arguments, **self.data_home, **environment)
 
     async def hosted(self, *more: str) -> tuple[Command, str]:
         """Start the network, and return its process and its invitation."""
@@ -42,7 +44,7 @@ class InvitationTests(HostCase):
     @asynchronous
     async def test_the_default_directory_may_be_the_one(self) -> None:
         default = [one for one in self.arguments if not one.startswith("--directory")]
-        host = self.start(*default, XDG_DATA_HOME="home")
+        host = self.start(*default, **self.data_home)
         invitation = (await self.until_said(host, r"dmsg join (dmsg1\w+)"))[1]
         self.assertEqual(await self.asked(), (0, f"{invitation}\n", ""))
         status, out, err = await self.asked("--directory=other")
