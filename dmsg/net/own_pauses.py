@@ -3,16 +3,21 @@
 A process pauses while a callback computes for long, while the machine is busy with other processes, or when it is
 stopped. After a pause, the reactor runs delayed calls before it reads what has arrived. So a plain measurement or a
 plain delayed call would blame the other party for an answer that arrived in time.
+
+Each reactor has one record of its pauses. A single delayed call detects them, however many measurements and timeouts
+run, because strangers can cause many of these. While none runs, there is no delayed call. A timeout joins the record
+only after ``MIN_PAUSE_SHARE`` of its time, because most answers arrive before.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 
 from dmsg.net.deadlines import no_answer
@@ -23,40 +28,133 @@ _T = TypeVar("_T")
 FIRST_CHECK = 0.02
 """Minimum seconds between two checks for a pause."""
 CHECK_FACTOR = 0.1
-"""Seconds until the next check, per second that has passed. So undetected pauses are a small part of the measured time,
-and a long measurement needs few checks.
+"""Seconds until the next check, per second since the newest measurement or timeout began. So undetected pauses are a
+small part of each measured time, and a long wait needs few checks.
 """
-MIN_PAUSE = 0.01
-"""Minimum delay of a check in seconds that counts as a pause."""
+MIN_PAUSES = (0.01, 0.1, 1.0)
+"""Minimum delays of a check in seconds that count as a pause. The first one applies to measurements."""
+MIN_PAUSE_SHARE = 0.02
+"""Share of a timeout that the shortest pause may have that counts in it. The timeout uses the largest of ``MIN_PAUSES``
+up to this share. Otherwise the short delays of a busy process, in which it still reads what arrives, would add up and
+make each timeout several times longer. The first delayed call of a timeout is made after this share of its time.
+"""
+MAX_EXTENSIONS = 5
+"""Maximum number of times that an expired timeout waits once more because its own delayed call was late. A process may
+be so busy that each of its delayed calls is late.
+"""
 MIN_LEFT = 1e-6
-"""Minimum seconds that are left for a further check, because sums of floating-point numbers are not exact."""
+"""Minimum seconds that are left for a further wait, because sums of floating-point numbers are not exact."""
+
+
+def _can_pause(reactor: IReactorTime) -> bool:
+    """Return whether a late call shows that the reactor's process was paused.
+
+    A ``Clock`` stands still between the steps by which a test advances it, so a large step is not a pause. A clock that
+    simulates pauses has the attribute ``can_pause``.
+    """
+    return not isinstance(reactor, Clock) or bool(getattr(reactor, "can_pause", False))
+
+
+class _PauseRecord:
+    """Pauses of the process that runs one reactor, while measurements or timeouts run."""
+
+    def __init__(self, reactor: IReactorTime) -> None:
+        self._reactor = reactor
+        self._sums = [0.0] * len(MIN_PAUSES)
+        self._users = 0
+        self._newest = 0.0
+        self._due = 0.0
+        self._call: IDelayedCall | None = None
+
+    def begin(self, age: float = 0.0) -> None:
+        """Record pauses from now on, until :meth:`end` is called as often as this method.
+
+        :param age: seconds since the measurement or timeout began.
+        """
+        self._users += 1
+        if not _can_pause(self._reactor):
+            return
+        now = self._reactor.seconds()
+        self._newest = max(self._newest, now - age)
+        step = self._step(now)
+        # A call that is overdue is not replaced, because its delay shows a pause.
+        if self._call is None or self._due > now + step:
+            cancel_call(self._call)
+            self._check_later(step)
+
+    def end(self) -> None:
+        """Stop the checks for pauses, unless another measurement or timeout runs."""
+        self._users -= 1
+        if not self._users:
+            cancel_call(self._call)
+            self._call = None
+
+    def total(self, kind: int = 0) -> float:
+        """Return the sum in seconds of all recorded pauses that are at least ``MIN_PAUSES[kind]`` long.
+
+        Only differences of two sums have a meaning.
+        """
+        late = self._reactor.seconds() - self._due if self._call is not None else 0.0
+        return self._sums[kind] + (late if late >= MIN_PAUSES[kind] else 0.0)
+
+    def _step(self, now: float) -> float:
+        return max(FIRST_CHECK, CHECK_FACTOR * (now - self._newest))
+
+    def _check_later(self, step: float) -> None:
+        self._due = self._reactor.seconds() + step
+        self._call = self._reactor.callLater(step, self._check)
+
+    def _check(self) -> None:
+        now = self._reactor.seconds()
+        late = now - self._due
+        if late >= MIN_PAUSES[0]:
+            self._sums = [
+                total + (late if late >= least else 0.0) for total, least in zip(self._sums, MIN_PAUSES, strict=True)
+            ]
+        if late >= MIN_PAUSES[0] or late < 0:  # It is negative if the clock was set back together with the calls.
+            self._newest += late
+        self._check_later(self._step(now))
+
+
+_records: WeakValueDictionary[int, _PauseRecord] = WeakValueDictionary()
+"""Records by the identity of their reactor, to which each record refers."""
+
+
+def _record_of(reactor: IReactorTime) -> _PauseRecord:
+    record = _records.get(id(reactor))
+    if record is None:
+        record = _records[id(reactor)] = _PauseRecord(reactor)
+    return record
+
+
+def forget_pauses(reactor: IReactorTime) -> None:
+    """Drop the record of a reactor whose delayed calls are gone, because the lab has killed its simulated process."""
+    _records.pop(id(reactor), None)
 
 
 class PauseMeter:
     """Measurement of the time that another party takes, and of the pauses of this process meanwhile.
 
     The measurement begins at once, and ends with :meth:`stop`.
-
-    :ivar paused: seconds for which this process was paused.
     """
 
     def __init__(self, reactor: IReactorTime) -> None:
         self._reactor = reactor
         self._began = reactor.seconds()
-        self._paused = 0.0
-        self._elapsed: float | None = None
-        self._due = 0.0
-        self._call: IDelayedCall | None = None
-        self._check_later()
+        self._record: _PauseRecord | None = _record_of(reactor)
+        self._record.begin()
+        self._paused_before = self._record.total()
+        self._elapsed = self._paused = 0.0
 
     @property
     def paused(self) -> float:
-        return self._paused + (self._late if self._call is not None else 0.0)
+        """Seconds for which this process was paused."""
+        return self._paused if self._record is None else self._record.total() - self._paused_before
 
     @property
     def elapsed(self) -> float:
         """Seconds since the beginning, or from the beginning to the end, with all pauses."""
-        return self._reactor.seconds() - self._began if self._elapsed is None else self._elapsed
+        return self._elapsed if self._record is None else self._reactor.seconds() - self._began
 
     @property
     def measured(self) -> float | None:
@@ -68,71 +166,97 @@ class PauseMeter:
 
     def stop(self) -> None:
         """End the measurement."""
-        if self._elapsed is None:
+        if self._record is not None:
             self._paused, self._elapsed = self.paused, self.elapsed
-        cancel_call(self._call)
-        self._call = None
-
-    @property
-    def _passed(self) -> float:
-        """Seconds since the beginning, without the pauses before the last check."""
-        return self._reactor.seconds() - self._began - self._paused
-
-    @property
-    def _late(self) -> float:
-        late = self._reactor.seconds() - self._due
-        return late if late >= MIN_PAUSE else 0.0
-
-    def _check_later(self, most: float = math.inf) -> None:
-        step = min(most, max(FIRST_CHECK, CHECK_FACTOR * self._passed))
-        self._due = self._reactor.seconds() + step
-        self._call = self._reactor.callLater(step, self._check)
-
-    def _check(self) -> None:
-        self._count_check()
-        self._check_later()
-
-    def _count_check(self) -> float:
-        """Return the seconds for which this process was paused since the last check, and add them to the pauses."""
-        late = self._late
-        self._paused += late
-        return late
+            record, self._record = self._record, None
+            record.end()
 
 
-class FairTimeout(PauseMeter):
+class FairTimeout:
     """Timeout for an answer of another party, in which pauses of this process do not count.
 
     :param seconds: seconds that the other party may take.
     :param on_timeout: callback invoked once this time has passed, unless the timeout was stopped.
     """
 
-    def __init__(self, reactor: IReactorTime, seconds: float, on_timeout: Callable[[], object]) -> None:
-        self._seconds = seconds
-        self._on_timeout = on_timeout
-        self._is_extended = False
-        super().__init__(reactor)
+    __slots__ = (
+        "_began",
+        "_call",
+        "_due",
+        "_extensions",
+        "_on_timeout",
+        "_paused_before",
+        "_reactor",
+        "_record",
+        "_seconds",
+    )
 
-    def _check_later(self, most: float = math.inf) -> None:
-        super()._check_later(min(most, self._seconds - self._passed))
+    def __init__(self, reactor: IReactorTime, seconds: float, on_timeout: Callable[[], object]) -> None:
+        self._reactor = reactor
+        self._seconds = seconds
+        self._on_timeout: Callable[[], object] | None = on_timeout
+        self._extensions = 0
+        self._record: _PauseRecord | None = None
+        self._paused_before = 0.0
+        self._began = reactor.seconds()
+        self._wait(MIN_PAUSE_SHARE * seconds if _can_pause(reactor) else seconds)
+
+    def active(self) -> bool:
+        """Return whether the timeout has neither passed nor been stopped."""
+        return self._on_timeout is not None
+
+    def stop(self) -> None:
+        """End the timeout."""
+        # The callback may refer to the owner of this timeout. Without it, the garbage collector is not needed.
+        self._on_timeout = None
+        cancel_call(self._call)
+        if self._record is not None:
+            record, self._record = self._record, None
+            record.end()
+
+    def _wait(self, seconds: float) -> None:
+        self._due = self._reactor.seconds() + seconds
+        self._call = self._reactor.callLater(seconds, self._check)
 
     def _check(self) -> None:
-        late = self._count_check()
-        if self._passed > self._seconds - MIN_LEFT and late and not self._is_extended:
-            # An answer that arrived during the pause is read before the next check. The timeout is extended only once,
-            # because a process may be so busy that each of its checks is late.
-            self._is_extended = True
-            self._seconds = self._passed + FIRST_CHECK
-        if self._passed < self._seconds - MIN_LEFT:
-            self._check_later()
+        if (on_timeout := self._on_timeout) is None:
+            return
+        if (left := self._left()) > MIN_LEFT:
+            self._wait(left)
         else:
             self.stop()
-            self._on_timeout()
+            on_timeout()
+
+    def _left(self) -> float:
+        """Return the seconds that the other party still has."""
+        if not _can_pause(self._reactor):
+            return 0.0
+        now = self._reactor.seconds()
+        late = now - self._due
+        kind = max(
+            (kind for kind, least in enumerate(MIN_PAUSES) if least <= MIN_PAUSE_SHARE * self._seconds), default=0
+        )
+        if late < 0:
+            # The clock was set back together with the calls. All times move with it.
+            self._began += late
+        if self._record is None:
+            if late >= MIN_PAUSES[kind]:
+                self._began += late
+            self._record = _record_of(self._reactor)
+            self._record.begin(now - self._began)
+            self._paused_before = self._record.total(kind)
+        left = self._seconds - (now - self._began - (self._record.total(kind) - self._paused_before))
+        if left < FIRST_CHECK and late >= MIN_PAUSES[0] and self._extensions < MAX_EXTENSIONS:
+            # An answer that arrived during the pause is read before the next check.
+            self._extensions += 1
+            left = FIRST_CHECK
+        return left
 
 
-def stop_meter(meter: PauseMeter | None) -> None:
-    """End a measurement or a timeout, if there is one."""
-    if meter is not None:
-        meter.stop()
+def stop_timeout(timeout: FairTimeout | None) -> None:
+    """End a timeout, if there is one."""
+    if timeout is not None:
+        timeout.stop()
 
 
 def add_fair_timeout(

@@ -44,6 +44,7 @@ from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
+from dmsg.net.own_pauses import forget_pauses
 from dmsg.net.reactor import Reactor
 from dmsg.testing.determinism import Trace
 from dmsg.testing.tcp import End, Path
@@ -489,6 +490,7 @@ class Host:
         self.life += 1
         self._paused = None
         self.timers.clear()
+        forget_pauses(self)
         self.ports.clear()
         ends, self.ends = self.ends, {}
         for end in ends:

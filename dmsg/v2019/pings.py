@@ -10,7 +10,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.clients.session import no_answer
-from dmsg.net.own_pauses import FairTimeout
+from dmsg.net.own_pauses import PauseMeter, add_fair_timeout
 
 PING_INTERVAL = 10.0
 """Seconds between PINGs to a server that supports them."""
@@ -49,7 +49,7 @@ class Pings:
         self._reactor = reactor
         self._send = send
         self._on_stalled = on_stalled
-        self._waiting: dict[bytes, tuple[FairTimeout, Deferred[float]]] | None = {}
+        self._waiting: dict[bytes, tuple[PauseMeter, Deferred[float]]] | None = {}
         self._timer: IDelayedCall | None = None
         self.round_trip: float | None = None
         self.known = False
@@ -76,23 +76,14 @@ class Pings:
             waiting.pop(name, None)
 
         answered: Deferred[float] = Deferred(forget)
-        is_late = False
-
-        def give_up() -> None:
-            nonlocal is_late
-            is_late = True
-            answered.cancel()
-
-        late = FairTimeout(self._reactor, timeout, give_up)
+        meter = PauseMeter(self._reactor)
 
         def ended(result: float | Failure) -> float | Failure:
-            late.stop()
-            if is_late:
-                no_answer(result, timeout)
+            meter.stop()
             return result
 
-        waiting[name] = (late, answered)
-        answered.addBoth(ended)
+        waiting[name] = (meter, answered)
+        add_fair_timeout(answered.addBoth(ended), timeout, self._reactor, no_answer)
         self._send(name)
         return answered
 

@@ -20,7 +20,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from dmsg.net.socket_endpoints import TCPEndpoint, UNIXEndpoint
-from tests.net.test_own_pauses import pass_time
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import asynchronous
 
 
@@ -122,12 +122,13 @@ class AttemptTests(SynchronousTestCase):
     def test_an_attempt_that_takes_too_long_is_stopped(self) -> None:
         """A pause of the process does not count."""
         memory = MemoryReactorClock()
+        let_pause(memory)
         connecting = TCPEndpoint(memory, "192.0.2.1", 80, 5).connect(Factory.forProtocol(_Named))
         memory.advance(60.0)
-        pass_time(memory, 4.9)
+        pass_time(memory, 4.85)
         self.assertNoResult(connecting)
         self.assertFalse(memory.connectors[0].stoppedConnecting)
-        pass_time(memory, 0.2)
+        pass_time(memory, 0.25)
         self.failureResultOf(connecting, TimeoutError)
         self.assertTrue(memory.connectors[0].stoppedConnecting)
         self.assertEqual(memory.getDelayedCalls(), [])

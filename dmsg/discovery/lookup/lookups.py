@@ -17,7 +17,7 @@ from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.deadlines import no_answer
-from dmsg.net.own_pauses import FairTimeout, stop_meter
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 
 T = TypeVar("T")
 _log = Logger()
@@ -143,7 +143,7 @@ class Lookups:
             # If this coroutine was cancelled, ``done`` has fired already. With the flag ``over`` set, the cancellations
             # below do not fire it a second time.
             over = True
-            stop_meter(timer)
+            stop_timeout(timer)
             for number, lookup in enumerate(self.lookups):
                 if number not in results:
                     self._hung[lookup] = reactor.seconds() + HUNG_FOR

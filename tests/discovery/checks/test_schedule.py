@@ -41,6 +41,7 @@ from dmsg.discovery.store.sqlite import SQLiteStore
 from dmsg.errors import HandshakeError
 from dmsg.keys import SecKey
 from dmsg.net.fair_queue import FairQueue
+from tests.net.test_own_pauses import let_pause
 
 TTL = 120.0
 
@@ -402,6 +403,7 @@ class ServerChecksTests(SynchronousTestCase):
 
     def test_a_pause_of_discovery_counts_against_no_server(self) -> None:
         """Discovery stands still during a check. The timers run before the server's answer is read."""
+        let_pause(self.clock)
         answers = self.silence("8.8.8.8")
         self.post(server(1))
         self.clock.advance(FIRST_CHECK_DELAY)

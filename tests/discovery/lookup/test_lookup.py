@@ -21,6 +21,7 @@ from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.proxies import ProxyError
 from tests.discovery.service.test_api import APICase, Fixed
+from tests.net.test_own_pauses import let_pause
 
 KEY = SecKey.from_seed(b"api")
 
@@ -292,7 +293,7 @@ class LookupTests(APICase):
         lookups = Lookups([hanging, lying, honest])
         asking = lookups.entry(KEY.public)
         self.assertNoResult(asking)
-        self.pass_grace()
+        self.clock.advance(GRACE)
         self.assertEqual(self.successResultOf(asking), new)
         self.assertEqual((hanging.asked, hanging.cancelled), (1, 1))
         # For a while, the hanging discovery is still asked, but not waited for.
@@ -316,12 +317,8 @@ class LookupTests(APICase):
         second = replace(first, sequence=1, timestamp=2).sign(SecKey.from_seed(b"s"))
         several = Lookups([Says(self.clock, first), Says(self.clock, second), hanging])
         listing = several.available_servers()
-        self.pass_grace()
+        self.clock.advance(GRACE)
         self.assertEqual(self.successResultOf(listing), [second])
-
-    def pass_grace(self) -> None:
-        """Advance the clock in small steps. One long step would be a pause of this process."""
-        self.clock.pump([0.01] * round(GRACE / 0.01 + 1))
 
     def test_a_discovery_does_not_hang_because_this_process_pauses(self) -> None:
         """The answer of the second discovery has arrived, but this process has not read it yet."""
@@ -332,6 +329,7 @@ class LookupTests(APICase):
                 answers.append(Deferred())
                 return answers[-1]
 
+        let_pause(self.clock)
         lookups = Lookups([Answers(self.clock, "http://one"), Answers(self.clock, "http://two")])
         asking = lookups.entry(KEY.public)
         answers[0].callback(self.server_entry(b"s"))
@@ -368,7 +366,7 @@ class LookupTests(APICase):
         changing = lookups.update(KEY, self.with_client)
         self.assertNoResult(changing)
         self.assertEqual(self.successResultOf(self.lookup.entry(KEY.public)).sequence, 0)
-        self.pass_grace()
+        self.clock.advance(GRACE)
         self.successResultOf(changing)
         self.assertEqual((len(hanging.asked), hanging.cancelled), (1, 0))
         # For a while, the hanging discovery still gets changes, but is not waited for.
