@@ -12,12 +12,11 @@ from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.carriers.endpoint import carrier_endpoint
 from dmsg.net.carriers.names import PLAIN, Carrier
-from dmsg.net.deadlines import no_answer
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT
 from dmsg.net.links.race import CarrierMemory, CarrierRace
 from dmsg.net.links.records import record_links
-from dmsg.net.own_pauses import PauseMeter
+from dmsg.net.own_pauses import PauseMeter, add_fair_timeout
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
 
@@ -110,7 +109,7 @@ class SessionEndpoint:
             )
         )
         try:
-            await session.established.addTimeout(self._timeout, self._reactor, no_answer)
+            await add_fair_timeout(session.established, self._timeout, self._reactor)
         except TimeoutError:
             session.close()
             raise HandshakeError(

@@ -9,9 +9,10 @@ frames.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from zope.interface import implementer
@@ -25,7 +26,7 @@ from dmsg.net.links.reading import (
     read_into_shared_buffer,
 )
 from dmsg.net.links.receiver import LinkReceiver
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.socketopts import (
     can_half_close,
     forget_unsent,
@@ -130,7 +131,7 @@ class Link(LinkReceiver):
         self._make_user: MakeUser | None = make_user
         self._on_failure = on_failure
         self._timeout = timeout
-        self._timer: IDelayedCall | None = None
+        self._timer: FairTimeout | None = None
         self._pending: list[bytes] = []
         self._pending_size = 0
         self._dirty = False
@@ -170,7 +171,7 @@ class Link(LinkReceiver):
         self.made_at = self._reactor.seconds()
         # The address is stored now, because it cannot be read from a closed socket.
         self.address = str(getattr(self.transport.getPeer(), "host", "")) if self.transport is not None else ""
-        self._timer = self._reactor.callLater(self._timeout, self._on_timeout)
+        self._timer = FairTimeout(self._reactor, self._timeout, self._on_timeout)
         read_into_shared_buffer(self._tcp, self._received, self._may_read)
         self._send_handshake()
 
@@ -387,8 +388,7 @@ class Link(LinkReceiver):
         if self.is_server_side or not self._end_writing():
             self.transport.loseConnection()
         self._cancel_timer()
-        until = self._reactor.seconds() + CLOSE_LIMIT
-        self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, self.unsent(), until)
+        self._close_later(self.unsent(), CLOSE_LIMIT)
 
     def _end_writing(self) -> bool:
         """Half-close the connection once its queue is sent, and discard the data that still arrive.
@@ -404,12 +404,21 @@ class Link(LinkReceiver):
         self._tcp.resumeProducing()  # type: ignore[attr-defined]
         return True
 
-    def _close_late(self, before: int, until: float) -> None:
+    def _close_later(self, waiting: int, left: float) -> None:
+        """Wait for ``CLOSE_TIMEOUT``.
+
+        :param waiting: number of bytes that are unsent now.
+        :param left: seconds that closing the link may still take.
+        """
+        on_timeout = partial(self._close_late, waiting, left - CLOSE_TIMEOUT)
+        self._timer = FairTimeout(self._reactor, CLOSE_TIMEOUT, on_timeout)
+
+    def _close_late(self, before: int, left: float) -> None:
         self._timer = None
         waiting = self.unsent()
-        if 0 < waiting < before and self._reactor.seconds() < until:
+        if 0 < waiting < before and left > 0:
             # The queue still shrinks, even if slowly, so the link gets more time.
-            self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._close_late, waiting, until)
+            self._close_later(waiting, left)
         elif not waiting and not self.is_server_side and can_half_close(self._tcp):
             # The peer's kernel has all data. A clean close lets the peer read them; a reset would not.
             self._tcp.loseConnection()  # type: ignore[attr-defined]
@@ -445,4 +454,4 @@ class Link(LinkReceiver):
 
     def _cancel_timer(self) -> None:
         timer, self._timer = self._timer, None
-        cancel_call(timer)
+        stop_timeout(timer)

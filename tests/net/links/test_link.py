@@ -14,15 +14,17 @@ from twisted.internet.testing import StringTransport
 from twisted.test import iosim
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
+from dmsg.errors import DropReason
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.link import CLOSE_LIMIT, CLOSE_TIMEOUT
+from dmsg.net.links.link import CLOSE_LIMIT, CLOSE_TIMEOUT, HANDSHAKE_TIMEOUT
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.links.records import RecordLink
 from dmsg.net.socketopts import forget_unsent, held_bytes, queued_bytes, shed_sent_bytes
 from dmsg.noise.records import OVERHEAD
 from dmsg.noise.xk import XKHandshake
 from tests.messaging.support import KEYS
+from tests.net.test_own_pauses import PausingClock, pass_time
 from tests.support import asynchronous
 
 
@@ -183,6 +185,60 @@ class ClosingTests(SynchronousTestCase):
             passed += CLOSE_TIMEOUT
         self.assertGreaterEqual(passed, CLOSE_LIMIT)
         self.assertLess(passed, CLOSE_LIMIT + 2 * CLOSE_TIMEOUT)
+
+
+class PausedTests(SynchronousTestCase):
+    """Links of a process that pauses."""
+
+    def setUp(self) -> None:
+        self.clock = PausingClock()
+        turn = TurnFlush(self.clock)
+        self.failures: list[Any] = []
+        self.users = [Frames(), Frames()]
+        self.client = RecordLink(self.clock, turn, XKHandshake(KEYS["A"], KEYS["S"].public), lambda _: self.users[0])
+        self.server = RecordLink(
+            self.clock,
+            turn,
+            XKHandshake(KEYS["S"]),
+            lambda _: self.users[1],
+            on_failure=lambda _, failure: self.failures.append(failure),
+        )
+        self.ends = [iosim.makeFakeServer(self.server), iosim.makeFakeClient(self.client)]
+        self.pump = iosim.connect(self.server, self.ends[0], self.client, self.ends[1], greet=False)
+
+    def test_a_pause_in_the_handshake_does_not_count(self) -> None:
+        pass_time(self.clock, HANDSHAKE_TIMEOUT - 1.0)
+        self.clock.advance(10 * HANDSHAKE_TIMEOUT)
+        self.assertIsNone(self.server.ended_for)
+        self.pump.flush()
+        self.assertEqual([user.link for user in self.users], [self.client, self.server])
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_peer_that_stays_silent_after_a_pause_is_dropped(self) -> None:
+        pass_time(self.clock, 1.0)
+        self.clock.advance(10 * HANDSHAKE_TIMEOUT)
+        pass_time(self.clock, HANDSHAKE_TIMEOUT - 1.1)
+        self.assertIsNone(self.server.ended_for)
+        pass_time(self.clock, 0.5)
+        self.assertEqual(self.server.ended_for, DropReason.HANDSHAKE_TIMEOUT)
+        (failure,) = self.failures
+        self.assertEqual(str(failure.value), "handshake took too long")
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_pause_while_a_link_closes_does_not_count(self) -> None:
+        self.pump.flush()
+        waiting = [1_000_000]
+        aborted: list[float] = []
+        self.patch(self.server, "queued", lambda: waiting[0])
+        self.patch(self.ends[0], "abortConnection", lambda: aborted.append(self.clock.seconds()))
+        self.server.close()
+        self.clock.advance(10 * CLOSE_LIMIT)
+        self.assertEqual(aborted, [])
+        waiting[0] -= 1
+        pass_time(self.clock, CLOSE_TIMEOUT)
+        self.assertEqual(aborted, [])
+        pass_time(self.clock, CLOSE_TIMEOUT + 0.1)
+        self.assertEqual(len(aborted), 1)
 
 
 class HoldingTests(TestCase):
