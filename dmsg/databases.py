@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dmsg.directory_checks import UnsafeDirectory, check_not_planted
+from dmsg.directory_checks import UnsafeDirectory, check_state_path
 
 DATABASE_FILE_SUFFIXES = ("", "-journal", "-wal", "-shm")
 """Suffixes of the names of a database's files: the database, its rollback journal, its write-ahead log, and the index
@@ -24,9 +24,10 @@ def prepare_database(path: str | os.PathLike[str], timeout: float) -> Iterator[s
     :param path: path of the file, or ``:memory:``.
     :param timeout: seconds to wait for a lock of another process.
     :raises sqlite3.Error: the database cannot be opened, or another user has put one of its files into a shared
-        directory.
+        directory, or could replace it.
     """
     if path != ":memory:":
+        _check_files(path)
         # The file is created here, because SQLite would create a file that everybody may read, and a reader could also
         # lock the database. Further files of SQLite, such as PATH-wal, get the mode of this file. Errors are ignored
         # here, because SQLite reports them.
@@ -49,6 +50,6 @@ def prepare_database(path: str | os.PathLike[str], timeout: float) -> Iterator[s
 def _check_files(path: str | os.PathLike[str]) -> None:
     for suffix in DATABASE_FILE_SUFFIXES:
         try:
-            check_not_planted(Path(os.fspath(path) + suffix))
+            check_state_path(Path(os.fspath(path) + suffix))
         except UnsafeDirectory as error:
             raise sqlite3.OperationalError(error.strerror) from None

@@ -23,7 +23,7 @@ import coincurve
 import coincurve.context
 from coincurve._libsecp256k1 import ffi, lib
 
-from dmsg.directory_checks import UnsafeDirectory, check_not_planted, make_directory
+from dmsg.directory_checks import UnsafeDirectory, check_state_path, make_directory
 from dmsg.errors import KeyFileError, KeyFormatError, SignatureError
 from dmsg.renames import rename_to_new
 
@@ -337,7 +337,7 @@ def write_new(path: str | os.PathLike[str], text: str) -> None:
     try:
         if os.path.lexists(target):
             raise FileExistsError
-        check_not_planted(target.parent)
+        check_state_path(target)
         with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
             temporary = file.name
             os.fchmod(file.fileno(), KEY_FILE_MODE)

@@ -104,6 +104,20 @@ class PlantedTests(SynchronousTestCase):
                 for path in self.shared.iterdir():
                     path.unlink()
 
+    def test_a_directory_in_which_everybody_may_replace_the_database_is_refused(self) -> None:
+        self.shared.chmod(0o777)
+        os.chown(self.shared, STRANGER, -1)
+        for make in KINDS:
+            error = self.assertRaises(DmsgError, make, str(self.path))
+            self.assertIn(f"shared is a directory of another user (uid {STRANGER}) where others may write", str(error))
+        self.assertEqual([], list(self.shared.iterdir()), "nothing was created there")
+        # Containers mount an empty volume as a directory of root with this mode.
+        os.chown(self.shared, 0, -1)
+        for make in KINDS:
+            make(str(self.path))
+            for path in self.shared.iterdir():
+                path.unlink()
+
     def test_a_file_that_is_planted_while_the_database_is_opened_is_noticed(self) -> None:
         def open_database() -> None:
             with prepare_database(str(self.path), 1.0):

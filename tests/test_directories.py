@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
@@ -12,6 +13,10 @@ from twisted.trial.unittest import SkipTest, SynchronousTestCase
 from dmsg.analytics.atomic_write import write_atomically
 from dmsg.base.options import Flag, rows_of
 from dmsg.cli.agent.log import open_log
+from dmsg.cli.config_file import ConfigError, read_config
+from dmsg.cli.config_writer import write_settings
+from dmsg.clients.address_book import AddressBook, UnknownName
+from dmsg.clients.groups import Groups
 from dmsg.collector.store import Store, StoreError
 from dmsg.directories import (
     cache_directory,
@@ -21,11 +26,18 @@ from dmsg.directories import (
     socket_directory,
     state_directory,
 )
-from dmsg.directory_checks import UnsafeDirectory, check_directory, check_not_planted, make_directory
+from dmsg.directory_checks import (
+    UnsafeDirectory,
+    check_directory,
+    check_not_planted,
+    make_directory,
+    read_trusted,
+)
 from dmsg.errors import DmsgError, KeyFileError
-from dmsg.keys import default_key, write_new
+from dmsg.keys import SecKey, default_key, write_new
 from dmsg.rmb.peer.settings import PeerSettings
 from dmsg.rmb.twins.secrets import TwinSecret, write_secret
+from dmsg.tap.log_files import check_can_write
 from dmsg.telemetry.settings import TelemetrySettings
 
 STRANGER = 65534
@@ -152,11 +164,81 @@ class DirectoryTests(SynchronousTestCase):
         ):
             error = self.assertRaises(kind, use)
             self.assertIn(f"is another user's (uid {STRANGER})", str(error))
+        # In another user's directory without the sticky bit, everybody could replace the directory of the entity.
+        shared.chmod(0o777)
+        os.chown(shared, STRANGER, STRANGER)
+        for kind, use in (
+            (DmsgError, lambda: TelemetrySettings(shared / "spool").prepare()),
+            (StoreError, lambda: Store(shared / "spool").open()),
+            (KeyFileError, lambda: write_new(shared / "key", "secret")),
+            (ValueError, lambda: uploads.kind.read(str(shared / "spool"))),
+            (KeyFileError, lambda: write_secret(str(shared / "twin"), TwinSecret("words", "sr25519"))),
+            (UnsafeDirectory, lambda: check_can_write(shared / "log")),
+        ):
+            error = self.assertRaises(kind, use)
+            self.assertIn("of another user (uid 65534) where others may write (mode 0777)", str(error))
+        self.assertEqual(sorted(path.name for path in shared.iterdir()), [".part-of.part", "page", "spool"])
+        os.chown(shared, 0, 0)
+        shared.chmod(0o1777)
         # Root may remove the file of the other user; this user would get an error.
         write_atomically(shared / "part-of", b"page")
         self.assertEqual((shared / "part-of").read_bytes(), b"page")
         self.assertFalse(own.exists())
         self.assertEqual((list((shared / "spool").iterdir()), (shared / "page").read_bytes()), ([], b""))
+
+    def test_files_that_decide_whom_this_user_trusts(self) -> None:
+        """Another user could change which key a name or a group means, or which discovery is asked."""
+        if os.geteuid() != 0:
+            raise SkipTest("only root can create files of other users")
+        key = SecKey.generate().public
+        self.path.mkdir()
+        names, config = self.path / "names", self.path / "config.toml"
+        book = AddressBook(names)
+        groups = Groups(book)
+        self.patch(os, "environ", {**os.environ, "DMSG_CONFIG": str(config)})
+        uses: tuple[tuple[type[Exception], Path, Callable[[], object]], ...] = (
+            (UnknownName, names, lambda: AddressBook(names).find("bob")),
+            (UnknownName, names, lambda: AddressBook(names).add("carol", key)),
+            (UnknownName, groups.path, lambda: groups.keys("@all")),
+            (UnknownName, groups.path, lambda: groups.add("all", (str(key),))),
+            (ConfigError, config, read_config),
+            (DmsgError, config, lambda: write_settings({"min-servers": 2})),
+            (DmsgError, config, lambda: write_settings({"discovery": None})),
+        )
+        for uid, file_mode, directory_mode, safe in (
+            (0, 0o600, 0o755, True),
+            (0, 0o664, 0o775, True),
+            (0, 0o666, 0o755, False),
+            (0, 0o600, 0o777, False),
+            (0, 0o600, 0o1777, True),
+            (STRANGER, 0o600, 0o755, False),
+            (STRANGER, 0o666, 0o1777, False),
+        ):
+            for kind, path, use in uses:
+                names.write_text(f"bob {key}\n")
+                groups.path.write_text(f"all {key}\n")
+                config.write_text('discovery = "http://127.0.0.1:9"\n')
+                for one in (names, groups.path, config):
+                    one.chmod(0o600)
+                os.chown(path, uid, -1)
+                path.chmod(file_mode)
+                os.chown(self.path, uid, -1)
+                self.path.chmod(directory_mode)
+                if safe:
+                    use()
+                    continue
+                before = path.read_text()
+                self.assertRegex(str(self.assertRaises(kind, use)), "another user|others may write")
+                self.assertEqual(path.read_text(), before)
+                if file_mode == 0o600:
+                    path.unlink()
+                    if use is not uses[0][2] and use is not uses[2][2] and use is not read_config:
+                        self.assertRaises(kind, use)
+                    self.assertFalse(path.exists(), "no file was created in the directory of another user")
+
+    def test_a_device_is_a_file_to_trust(self) -> None:
+        """``DMSG_CONFIG=/dev/null`` stands for no settings, although everybody may write there."""
+        self.assertEqual(read_trusted(Path(os.devnull)), "")
 
     def test_the_agent_writes_only_to_private_directories(self) -> None:
         """Neither the key nor the log is written to a directory in which others may write."""

@@ -16,6 +16,7 @@ from typing import cast
 import click
 
 from dmsg.directories import config_directory
+from dmsg.directory_checks import UnsafeDirectory, read_trusted
 from dmsg.errors import WrongUse
 
 NETWORK = (
@@ -58,9 +59,11 @@ def read_config() -> dict[str, object]:
     """
     path = config_path()
     try:
-        text = path.read_text()
+        text = read_trusted(path)
     except FileNotFoundError:
         return {}
+    except UnsafeDirectory as error:
+        raise ConfigError(error.strerror) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     import tomllib

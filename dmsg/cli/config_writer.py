@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dmsg.cli.config_file import ConfigError, config_path, read_config
+from dmsg.directory_checks import UnsafeDirectory, check_trusted_place, read_trusted
 from dmsg.errors import DmsgError
 from dmsg.shared_files import FileBusy, exclusive_change, replace_file
 
@@ -49,9 +50,10 @@ def _change_file(choose: Callable[[], Mapping[str, object]]) -> None:
 
     file = config_path()
     try:
+        check_trusted_place(file)
         with exclusive_change(file):
             settings = choose()
-            document = tomlkit.parse(file.read_text() if file.exists() else "")
+            document = tomlkit.parse(read_trusted(file) if file.exists() else "")
             for name, value in settings.items():
                 _change(document, name, value, file)
             replace_file(file, tomlkit.dumps(document).rstrip("\n") + "\n")
@@ -59,6 +61,8 @@ def _change_file(choose: Callable[[], Mapping[str, object]]) -> None:
         raise ConfigNotWritten(str(error)) from None
     except DmsgError:
         raise
+    except UnsafeDirectory as error:
+        raise ConfigNotWritten(error.strerror) from None
     except OSError as error:
         raise ConfigNotWritten(f"{file}: {error.strerror or error}") from None
     except ValueError as error:

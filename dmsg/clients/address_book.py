@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dmsg.directories import config_directory
+from dmsg.directory_checks import UnsafeDirectory, check_trusted_place, read_trusted
 from dmsg.errors import DmsgError, KeyFormatError, WrongUse
 from dmsg.keys import PUBKEY_TEXT_SIZE, PubKey
 from dmsg.shared_files import FileBusy, exclusive_change, replace_file
@@ -80,12 +81,14 @@ takes 0.1 s.
 def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the words of each line of a file. Comments (``#``) and empty lines are skipped.
 
-    :raises UnknownName: the file cannot be read.
+    :raises UnknownName: the file cannot be read, or another user could change it.
     """
     try:
-        text = path.read_text()
+        text = read_trusted(path)
     except FileNotFoundError:
         return
+    except UnsafeDirectory as error:
+        raise UnknownName(error.strerror) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UnknownName(f"{path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     for number, line in enumerate(text.splitlines(), 1):
@@ -98,11 +101,15 @@ def read_book(path: Path) -> Iterator[tuple[int, list[str]]]:
 def changing_book(path: Path) -> Iterator[None]:
     """Context manager within which no other program changes the address book or the file of groups.
 
-    :raises UnknownName: the file cannot be changed, or another program does not finish its change.
+    :raises UnknownName: the file cannot be changed, another user could change it, or another program does not finish
+        its change.
     """
     try:
+        check_trusted_place(path)
         with exclusive_change(path):
             yield
+    except UnsafeDirectory as error:
+        raise UnknownName(error.strerror) from None
     except FileBusy as error:
         raise UnknownName(str(error)) from None
     except OSError as error:

@@ -29,7 +29,7 @@ from twisted.logger import Logger
 from dmsg.base.units import human_size
 from dmsg.collector.wire import Offer
 from dmsg.directories import free_bytes, sync_directory
-from dmsg.directory_checks import check_not_planted
+from dmsg.directory_checks import check_state_path
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
 from dmsg.telemetry.lines import read_lines, unpack_gzip
@@ -97,7 +97,7 @@ class Store:
         :raises StoreError: the directory cannot be used, or another collector is using it.
         """
         try:
-            check_not_planted(self.root)
+            check_state_path(self.root)
             (self.root / PRODUCERS).mkdir(parents=True, exist_ok=True)
             # The file stays open, because its lock ends when it is closed.
             lock = open(self.root / ".lock", "wb")

@@ -18,8 +18,12 @@ from twisted.internet.interfaces import IReactorFromThreads
 from twisted.logger import ILogObserver, Logger
 from twisted.python.logfile import BaseLogFile
 
-from dmsg.directory_checks import check_not_planted
+from dmsg.directory_checks import check_state_path
 
+LOG_FILE_MODE = 0o640
+"""Mode of a new log file, before the umask. A log contains addresses and keys of clients, so that only this user and
+its group, such as a program that collects logs, may read it.
+"""
 _log = Logger()
 _files: list[BaseLogFile] = []
 
@@ -51,8 +55,7 @@ def reopen_log_files() -> None:
         try:
             # Opening is tried first, because ``reopen`` closes the old file before it opens the new one. If it then
             # could not open the new one, the entity would have no log in which to report that.
-            with open(file.path, "ab"):
-                pass
+            create_log_file(file.path)
             file.reopen()
         except OSError as error:
             _log.error("the log file cannot be reopened: {path}: {why}", path=file.path, why=error.strerror)
@@ -60,12 +63,21 @@ def reopen_log_files() -> None:
             _log.info("the log file was reopened")
 
 
+def create_log_file(path: str) -> None:
+    """Create a log file if it is absent. twistd itself would create a file that everybody may read. For each further
+    file that twistd begins after 1 MB, it copies the mode of the first one.
+
+    :raises OSError: the file cannot be opened.
+    """
+    os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, LOG_FILE_MODE))
+
+
 def check_can_write(path: Path) -> None:
     """Check that twistd can write a file, without creating or changing it.
 
     :raises OSError: twistd cannot create or open the file, or another user has put it into a shared directory.
     """
-    check_not_planted(path)
+    check_state_path(path)
     try:
         with open(path, "r+b", 0) as file:
             if not file.seekable():  # twistd seeks the end of a log, and would wait for the writer of a pipe.

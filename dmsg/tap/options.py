@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar, Self, TextIO, TypeVar, cast
+from typing import Any, ClassVar, Self, TextIO, TypeVar, cast
 
 from twisted.application.app import ServerOptions
 from twisted.logger import (
@@ -35,7 +35,7 @@ from dmsg.net.listening import ENDPOINT
 from dmsg.net.reactor import Reactor, the_reactor
 from dmsg.tap import config
 from dmsg.tap.config import GivenText
-from dmsg.tap.log_files import check_can_write, log_file_of, remove_empty_pid_file, reopen_at_signals
+from dmsg.tap.log_files import check_can_write, create_log_file, log_file_of, remove_empty_pid_file, reopen_at_signals
 from dmsg.tap.usage import usage_of
 
 UNSET_VALUES: tuple[object, ...] = (None, [], 0)
@@ -169,6 +169,8 @@ class EntityOptions(UsageOptions):
         reactor = the_reactor(reactor)
         # Most systems set the soft limit to 1024, which is less than the number of connections that an entity accepts.
         raise_descriptor_limit()
+        if log := _log_path(getattr(self, "parent", None) or {"nodaemon": True}):
+            create_log_file(log)
         set_log_format(self["log-format"], debug=bool(self.get("debug")))
         return reactor
 
@@ -344,10 +346,7 @@ def check_twistd_files(options: object) -> None:
     twistd = getattr(options, "parent", None)
     if twistd is None:
         return
-    # A daemon without --logfile logs to this file.
-    log = twistd.get("logfile") or ("" if twistd.get("nodaemon") or twistd.get("debug") else "twistd.log")
-    if log == "-" or twistd.get("syslog") or twistd.get("logger"):
-        log = ""
+    log = _log_path(twistd)
     in_root = twistd.get("chroot") is None
     for name, path in (("logfile", log), ("pidfile", twistd.get("pidfile") if in_root else "")):
         try:
@@ -360,6 +359,13 @@ def check_twistd_files(options: object) -> None:
     directory = twistd.get("rundir") or "."
     if in_root and directory != "." and not os.path.isdir(directory):
         raise UsageError(f"--rundir: {directory}: no such directory")
+
+
+def _log_path(twistd: Mapping[str, Any]) -> str:
+    """Return the path of the file that twistd logs to; empty if it logs elsewhere."""
+    # A daemon without --logfile logs to this file.
+    log: str = twistd.get("logfile") or ("" if twistd.get("nodaemon") or twistd.get("debug") else "twistd.log")
+    return "" if log == "-" or twistd.get("syslog") or twistd.get("logger") else log
 
 
 def default_key_file(name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dmsg.base.options import TELEMETRY, Choice, Number, Option, Text, option, required_field
-from dmsg.directory_checks import UnsafeDirectory, check_not_planted
+from dmsg.directory_checks import UnsafeDirectory, check_state_path
 from dmsg.errors import DmsgError
 from dmsg.telemetry.spool import ROTATE_SECONDS, SPOOL_LIMIT
 
@@ -73,7 +73,7 @@ class TelemetrySettings:
         from dmsg.telemetry.pseudonyms import load_or_create_secret, read_secret_file
 
         try:
-            check_not_planted(self.directory)
+            check_state_path(self.directory)
             # Receipts name the two clients of each transport, so other users get no access to a new directory.
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             probe = self.directory / f".probe-{os.getpid()}"

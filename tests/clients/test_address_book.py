@@ -9,6 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients import address_book
 from dmsg.clients.address_book import AddressBook, NoSuchName, UnknownName
+from dmsg.directory_checks import read_trusted
 from dmsg.keys import SecKey
 
 ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
@@ -23,13 +24,13 @@ class ReadingTests(SynchronousTestCase):
 
     def test_an_unchanged_book_is_read_once(self) -> None:
         read: list[Path] = []
-        text_of = Path.read_text
+        text_of = read_trusted
 
         def counted(path: Path) -> str:
             read.append(path)
             return text_of(path)
 
-        self.patch(Path, "read_text", counted)
+        self.patch(address_book, "read_trusted", counted)
         self.patch(address_book, "MIN_CACHED_AGE", -1.0)
         AddressBook(self.path).add("alice", ALICE)
         for _ in range(5):

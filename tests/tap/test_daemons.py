@@ -123,6 +123,7 @@ class DaemonTests(TestCase):
     @asynchronous
     async def test_rotated_logs_are_reopened(self) -> None:
         """Renamed, and a signal sent, as logrotate does it; text and JSON, either signal."""
+        self.addCleanup(os.umask, os.umask(0o022))
         for form, number in (("text", signal.SIGUSR1), ("json", signal.SIGHUP)):
             options = ("--store=memory:", "--listen=tcp:0:interface=127.0.0.1", f"--log-format={form}")
             said, status = await self.twistd("dmsg-discovery", *options)
@@ -134,6 +135,9 @@ class DaemonTests(TestCase):
                 os.kill(pid, number)
                 fresh = await self.logged("the log file was reopened")
                 self.assertEqual(fresh.startswith("{"), form == "json")
+                # A log contains the addresses and keys of clients.
+                modes = {path.name: path.stat().st_mode & 0o777 for path in self.directory.glob("log*")}
+                self.assertEqual(modes, {"log": 0o640, "log.old": 0o640})
             finally:
                 os.kill(pid, signal.SIGTERM)
             await self.gone()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dmsg.base.options import FLAG, KEY, NETWORK, STORAGE, Option, Text, checked_by, option, required_field
-from dmsg.directory_checks import UnsafeDirectory, check_not_planted
+from dmsg.directory_checks import UnsafeDirectory, check_state_path
 from dmsg.net.redis import redis_address
 
 
@@ -16,7 +16,7 @@ def _directory(text: str) -> Path:
     if not path.is_dir():
         raise ValueError(f"{path}: not a directory")
     try:
-        check_not_planted(path)
+        check_state_path(path)
     except UnsafeDirectory as error:
         raise ValueError(error.strerror) from None
     return path

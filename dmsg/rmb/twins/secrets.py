@@ -7,7 +7,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from dmsg.directory_checks import check_not_planted
+from dmsg.directory_checks import check_state_path
 from dmsg.errors import KeyFileError
 from dmsg.keys import write_new
 from dmsg.rmb.twins.identity import KEY_TYPES, Identity
@@ -87,7 +87,7 @@ def write_secret(path: str, secret: TwinSecret) -> None:
     :raises KeyFileError: the file exists already, or cannot be written.
     """
     try:
-        check_not_planted(Path(path))
+        check_state_path(Path(path))
         Path(path).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}") from None
