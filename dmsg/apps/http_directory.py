@@ -27,6 +27,7 @@ from dmsg.apps.exposure import has_dot, own_files
 from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.apps.sources import Source, SourceChanged, open_regular
 from dmsg.apps.transfer import TransferError
+from dmsg.base.printable import printable
 from dmsg.base.units import human_size
 from dmsg.net.threads import in_thread, paced
 
@@ -110,13 +111,10 @@ class ContainedFile(File):
     _size: int | None = None
 
     def getChild(self, path: bytes, request: Request) -> IResource:
-        try:
-            name = path.decode()
-        except UnicodeDecodeError:
+        if b"\0" in path:
             return self.childNotFound
-        if "\0" in name:
-            return self.childNotFound
-        child: IResource = super().getChild(path, request)  # type: ignore[no-untyped-call]
+        # Twisted would refuse the bytes of a name that is not UTF-8.
+        child: IResource = super().getChild(os.fsdecode(path), request)  # type: ignore[no-untyped-call]
         if isinstance(child, ContainedFile):
             child.root, child.title, child.hidden, child.threads = self.root, self.title, self.hidden, self.threads
             if not servable(child.path, self.root, hidden=self.hidden):
@@ -223,8 +221,6 @@ class Listing(Resource):
         with os.scandir(self._path) as found:
             for one in paced(found):
                 try:
-                    # A name that is not UTF-8 is left out, because no URL of this site could request it.
-                    one.name.encode()
                     status = one.stat(follow_symlinks=False)
                     if stat.S_ISLNK(status.st_mode):
                         if not servable(one.path, self._root, hidden=self._hidden):
@@ -236,7 +232,7 @@ class Listing(Resource):
                         continue
                     if own.has_directory(status) or own.has_file(status):
                         continue
-                except (OSError, UnicodeEncodeError):
+                except OSError:
                     continue
                 rows.append(_Row(one.name, stat.S_ISDIR(status.st_mode), status.st_size, status.st_mtime))
         return rows
@@ -247,7 +243,7 @@ class Listing(Resource):
         by = request.args.get(b"sort", [b"name"])[0].decode("ascii", "replace")
         by = by if by in SORTS else "name"
         down = request.args.get(b"order", [b"asc"])[0] == b"desc"
-        below = "/" + "/".join(segment.decode("utf-8", "replace") for segment in (request.prepath or []) if segment)
+        below = "/" + "/".join(os.fsdecode(segment) for segment in (request.prepath or []) if segment)
         if self._threads.is_full:
             request.setResponseCode(503)
             request.setHeader(b"retry-after", b"5")
@@ -287,7 +283,7 @@ class Listing(Resource):
         return self._page(below, rows, by, down).encode()
 
     def _page(self, below: str, rows: list[_Row], by: str, down: bool) -> str:
-        title = html.escape(f"{self._title}: {below}")
+        title = html.escape(printable(f"{self._title}: {below}"))
         heads = []
         for column in SORTS:
             order = "desc" if column == by and not down else "asc"
@@ -296,7 +292,8 @@ class Listing(Resource):
         lines = [] if below == "/" else ['<tr><td><a href="../">../</a></td><td></td><td></td></tr>']
         for row in paced(rows[:ROWS_LIMIT]):
             slash = "/" if row.directory else ""
-            link = f'<a href="./{html.escape(quote(row.name))}{slash}">{html.escape(row.name)}{slash}</a>'
+            target, shown = quote(os.fsencode(row.name)), printable(row.name)
+            link = f'<a href="./{html.escape(target)}{slash}">{html.escape(shown)}{slash}</a>'
             size = "" if row.directory else f'<span title="{row.size} bytes">{human_size(row.size)}</span>'
             when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.modified))
             lines.append(f"<tr><td>{link}</td><td class=size>{size}</td><td>{when}</td></tr>")

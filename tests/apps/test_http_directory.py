@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import shutil
 import tempfile
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote_to_bytes
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
@@ -40,6 +43,34 @@ class SiteCase(TestCase):
         fields = Headers({name: [value] for name, value in headers.items()})
         response: Any = await Agent(reactor).request(method, url, fields)
         return response, await readBody(response)
+
+
+class NameTests(SiteCase):
+    """Names that other programs have given to files: any bytes but NUL and a slash."""
+
+    @asynchronous
+    async def test_each_name_can_be_fetched_and_shows_no_control_characters(self) -> None:
+        names = (b"a\nb", b"x\x1b]0;evil\x07", "txt\u202egpj".encode(), b"bad\xffname", "\u00fc".encode(), b'"<&%41')
+        below = b"dir\xff\x1b"
+        for directory in (os.fsencode(self.root), os.path.join(os.fsencode(self.root), below)):
+            os.makedirs(directory, exist_ok=True)
+            for name in names:
+                with open(os.path.join(directory, name), "wb") as file:
+                    file.write(name)
+        await self.serve()
+        for path in ("", quote(below) + "/"):
+            _, listing = await self.get(path)
+            text = listing.decode()
+            self.assertTrue(text.replace("\n", "").isprintable())
+            links = [html.unescape(one) for one in re.findall(r'<tr><td><a href="\./([^"]*)"', text)]
+            self.assertLessEqual({quote(name) for name in names}, set(links))
+            for link in links:
+                response, content = await self.get(path + link)
+                self.assertEqual(response.code, 200, link)
+                if unquote_to_bytes(link) in names:
+                    self.assertEqual(content, unquote_to_bytes(link))
+        for path in ("bad%FE", "film%00", "..%2Ffilm"):
+            self.assertEqual((await self.get(path))[0].code, 404, path)
 
 
 class ListingTests(SiteCase):

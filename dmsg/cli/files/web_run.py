@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, TextIO, cast
 
 import click
 from twisted.internet.defer import CancelledError, Deferred
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 
 IDLE_TIMEOUT = 120
 """Seconds without data after which a connection is closed."""
+HARMLESS = "\n\t\u00a0\u202f\u3000\u200d"
+"""Characters of a response's body that a terminal shows as they are, although they are not printable: line feed, tab,
+three wide or unbreakable spaces, and the character that joins others to one symbol."""
 
 
 class FileSite(BoundedSite):
@@ -73,14 +77,17 @@ class FileSite(BoundedSite):
         say(f"{who} {printable(asked)} {request.code}")
 
 
+class BinaryBody(DmsgError):
+    """Error: a response's body is not text, so a terminal does not show it."""
+
+
 class _Body(Protocol):
     """Protocol that writes a response's body to a file.
 
     :ivar done: Deferred that fires when the body is complete, and fails if it cannot be read or written.
     """
 
-    def __init__(self, output: IO[bytes], progress: Callable[[int], object]) -> None:
-
+    def __init__(self, output: IO[bytes] | TerminalText, progress: Callable[[int], object]) -> None:
         self._output = output
         self._progress = progress
         self.size = 0
@@ -89,7 +96,7 @@ class _Body(Protocol):
     def dataReceived(self, data: bytes) -> None:
         try:
             self._output.write(data)
-        except OSError:
+        except (OSError, BinaryBody):
             self.transport.stopProducing()  # type: ignore[union-attr]
             if not self.done.called:
                 self.done.errback(Failure())
@@ -100,6 +107,43 @@ class _Body(Protocol):
     def connectionLost(self, reason: Failure = Failure(ResponseDone())) -> None:
         if not self.done.called:
             self.done.callback(None if reason.check(ResponseDone) else reason)
+
+
+class TerminalText:
+    """Output for a response's body on a terminal.  Characters that would control the terminal are replaced.
+
+    :param terminal: standard output.
+    """
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._has_return = False
+        self._replaces = False
+
+    def write(self, data: bytes) -> None:
+        """Print the next bytes of the body.
+
+        :raises BinaryBody: the body is not text.
+        """
+        if b"\0" in data:
+            raise BinaryBody("the answer is not text: write it to a file with -o FILE, or to a pipe")
+        self._print(self._decoder.decode(data))
+
+    def end(self) -> None:
+        """Print the rest of the body, and tell the user if characters were replaced."""
+        self._print(self._decoder.decode(b"", True), is_last=True)
+        if self._replaces:
+            notice("control characters of the answer were replaced: to get them, write it to a file with -o FILE")
+
+    def _print(self, text: str, *, is_last: bool = False) -> None:
+        text = "\r" * self._has_return + text
+        # The line break CR LF may arrive in two pieces.
+        self._has_return = text.endswith("\r") and not is_last
+        text = text.removesuffix("\r" * self._has_return).replace("\r\n", "\n")
+        shown = printable(text, HARMLESS)
+        self._replaces |= shown != text
+        self._terminal.buffer.write(shown.encode(self._terminal.encoding or "ascii", "replace"))
 
 
 @dataclass(frozen=True)
@@ -243,10 +287,13 @@ async def _save(response: IResponse, output: Path | None, *, append: bool) -> in
 
     length = response.length if isinstance(response.length, int) else None
     if output is None:
-        body = _Body(sys.stdout.buffer, lambda size: None)
+        screen = TerminalText(sys.stdout) if sys.stdout.isatty() else None
+        body = _Body(sys.stdout.buffer if screen is None else screen, lambda size: None)
         with writing_output():
             response.deliverBody(body)
             await _arrived(body, length)
+            if screen is not None:
+                screen.end()
         return body.size
     mode = "ab" if append else "wb"
     with (
@@ -283,7 +330,7 @@ async def _arrived(body: _Body, length: int | None) -> None:
 
     try:
         await body.done
-    except OSError:
+    except (OSError, BinaryBody):
         raise
     except CancelledError:
         raise  # A cancellation, such as that of Ctrl-C, must not become another error.
