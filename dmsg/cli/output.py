@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -177,11 +176,14 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
         raise
 
 
-def cannot_write() -> Exception:
-    """Return the error for a failed write to standard output.  If it is a pipe, its reader has ended."""
-    mode = os.fstat(1).st_mode
-    is_pipe = not stat.S_ISREG(mode) and not stat.S_ISCHR(mode)
-    return BrokenPipeError() if is_pipe else DmsgError("standard output: cannot be written")
+def cannot_write(error: OSError | None) -> Exception:
+    """Return the error for a failed write to standard output.
+
+    :param error: reason from the system; None if it is unknown, as when the reader of a pipe has ended.
+    """
+    if error is None or isinstance(error, BrokenPipeError | ConnectionResetError):
+        return BrokenPipeError()
+    return DmsgError(f"standard output: {error.strerror}")
 
 
 def to_null(stream: TextIO, descriptor: int) -> None:

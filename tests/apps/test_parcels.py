@@ -546,6 +546,40 @@ class OtherTests(ParcelCase):
         self.assertEqual((sent.size, taken.size, taken.offer.text), (1_000_000, 1_000_000, "stdin"))
 
     @asynchronous
+    async def test_a_pipe_has_arrived_once_its_output_is_written(self) -> None:
+        """Until then, the sender is not told that the pipe arrived, and a failure still reaches it."""
+
+        def source(pipe: PipeSender) -> None:
+            pipe.write(b"data")
+            pipe.end()
+
+        for fails in (False, True):
+            written: Deferred[None] = Deferred()
+            ended: Deferred[None] = Deferred()
+
+            def end_pipe(written: Deferred[None] = written, ended: Deferred[None] = ended) -> Deferred[None]:
+                ended.callback(None)
+                return written
+
+            sender, receiver = (
+                PipeSender("stdin", source),
+                ParcelReceiver(Destination(self.there), yes, pipe=lambda data: None, end_pipe=end_pipe),
+            )
+            await self.carry(sender, receiver)
+            await ended
+            self.assertNoResult(receiver.done)
+            self.assertNoResult(sender.done)
+            if fails:
+                receiver.refuse("the disk is full")
+                receiver.done.errback(Failure(TransferError("here")))
+                error = await self.assertFailure(sender.done, TransferError)
+                self.assertEqual(str(error), "the other side gave up: the disk is full")
+                self.failureResultOf(receiver.done, TransferError)
+            written.callback(None)
+            if not fails:
+                self.assertEqual(((await sender.done).size, (await receiver.done).size), (4, 4))
+
+    @asynchronous
     async def test_a_pipe_of_more_than_is_wanted(self) -> None:
         got: list[bytes] = []
 

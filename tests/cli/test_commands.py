@@ -288,7 +288,7 @@ class NetworkCommandTests(CommandCase):
         connecting.transport.write(bytes(5_000_000))  # type: ignore[union-attr]
         connecting.transport.closeStdin()  # type: ignore[union-attr]
         self.assertEqual(await gatherResults([listening.ended, connecting.ended]), [1, 1])
-        self.assertIn("standard output", listening.err.decode())
+        self.assertIn("dmsg: standard output: No space left on device\n", listening.err.decode())
         self.assertIn("the remote ended it early", connecting.err.decode())
 
     @asynchronous
@@ -304,7 +304,7 @@ class NetworkCommandTests(CommandCase):
         connecting = self.start("connect", key, "-w", "60", "--min-servers", "1", stdout=full, DMSG_DISCOVERY=url)
         connecting.transport.closeStdin()  # type: ignore[union-attr]
         self.assertEqual(await connecting.ended, 1, connecting.err)
-        self.assertIn("standard output", connecting.err.decode())
+        self.assertIn("dmsg: standard output: No space left on device\n", connecting.err.decode())
         await listening.ended
 
     @asynchronous

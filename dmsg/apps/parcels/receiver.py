@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import CooperativeTask
 from twisted.python.failure import Failure
@@ -86,6 +86,7 @@ class ParcelReceiver(ParcelEnd):
     :param decide_offer: see :data:`Asked`.
     :param progress: callback invoked with the number of bytes present so far, with those of earlier transfers.
     :param pipe: callback invoked with the bytes of a pipe.
+    :param end_pipe: callback invoked after the last byte; the pipe has arrived when its Deferred fires.
     :param limit: maximum bytes of a pipe.  For files, ``decide_offer`` checks the size.
     :param name: name that the only item of the parcel gets instead of the offered name; None for the offered names.
     :param refusal: text to put before the reason that the other side gives when it ends the transfer.
@@ -101,6 +102,7 @@ class ParcelReceiver(ParcelEnd):
         *,
         progress: Callable[[int], object] = lambda done: None,
         pipe: Callable[[bytes], object] | None = None,
+        end_pipe: Callable[[], Deferred[None]] = lambda: succeed(None),
         limit: int | None = None,
         name: str | None = None,
         refusal: str = GAVE_UP,
@@ -110,6 +112,7 @@ class ParcelReceiver(ParcelEnd):
         self._decide_offer = decide_offer
         self._progress = progress
         self._pipe = pipe
+        self._end_pipe = end_pipe
         self._most = limit
         self._name = name
         self._step: Callable[[], bool] = self._take_offer
@@ -261,9 +264,12 @@ class ParcelReceiver(ParcelEnd):
             return False
         if digest != self._hash.digest():
             raise TransferError("the SHA-256 differs from the sender's")
+        self._wait(self._end_pipe(), self._pipe_written)
+        return False
+
+    def _pipe_written(self, _: None) -> None:
         self._say(ok=True)
         self._finished([])
-        return False
 
     # --- files ---
 
@@ -462,20 +468,21 @@ class ParcelReceiver(ParcelEnd):
         """
         self._given_up = True
         self._say(error=reason)
-        self._stop()
-        transport = transport_of(self)
-        transport.loseConnection()
+        self._close()
 
     def _fail(self, error: TransferError) -> None:
         self._say(error=str(error))
         self._end(error)
 
-    def _end(self, error: TransferError) -> None:
+    def _close(self) -> None:
         self._stop()
         transport = transport_of(self)
         # What the sender still sends is read and discarded. A sender that cannot write might not read the error either.
         transport.resumeProducing()
         transport.loseConnection()
+
+    def _end(self, error: TransferError) -> None:
+        self._close()
         if not self.done.called:
             self.done.errback(Failure(error))
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twisted.internet.defer import Deferred, TimeoutError, succeed
 from twisted.internet.error import ConnectionDone
@@ -35,7 +35,7 @@ from dmsg.cli.files.send_by_key import (
     say_changed,
     transfer_progress,
 )
-from dmsg.cli.output import cannot_write, notice, say, state, tell
+from dmsg.cli.output import notice, say, state, tell
 from dmsg.cli.prompts import ask, can_ask
 from dmsg.cli.reconnect_notice import resume_timeout_of, watch_connection
 from dmsg.clients.address_book import AddressBook
@@ -197,6 +197,7 @@ class _TransferDialogue:
             self._on_offer,
             progress=self._on_progress,
             pipe=self._write,
+            end_pipe=self._end_output,
             limit=self._max_size,
         )
         self._receiver = receiver
@@ -290,20 +291,21 @@ class _TransferDialogue:
         assert self._output is not None
         self._output.write(data)
 
+    def _end_output(self) -> Deferred[None]:
+        assert self._output is not None
+        return self._output.close()
+
 
 class _Output(Protocol):
     """Protocol that writes a received pipe to standard output.  If its reader is slow, the sender is slowed down."""
 
     def __init__(self, reactor: Reactor, receiver: ParcelReceiver) -> None:
-        from twisted.internet.interfaces import IHalfCloseableProtocol
-        from twisted.internet.stdio import StandardIO
-        from zope.interface import directlyProvides
+        from dmsg.cli.standard_io import Console, PausedOnly
 
         self._receiver = receiver
         self._written: Deferred[None] = Deferred()
-        directlyProvides(self, IHalfCloseableProtocol)
-        self._console: Any = StandardIO(self, reactor=reactor)
-        self._console.registerProducer(receiver.transport, True)
+        self._console = Console(self, reactor, self._fail)
+        self._console.registerProducer(PausedOnly(receiver.transport), True)
 
     def write(self, data: bytes) -> None:
         """Write data to standard output."""
@@ -313,24 +315,31 @@ class _Output(Protocol):
         """Do nothing: standard input has ended, but nothing is read there."""
 
     def writeConnectionLost(self) -> None:
-        """End the transfer, because standard output was closed or cannot be written."""
         self._ended()
-        if not self._receiver.done.called:
-            self._receiver.refuse("its standard output cannot be written")
-            self._receiver.done.errback(Failure(cannot_write()))
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._ended()
+
+    def _fail(self, error: Exception) -> None:
+        """End the transfer, because standard output was closed or cannot be written."""
+        if not self._receiver.done.called:
+            self._receiver.refuse(str(error) or "its standard output was closed")
+            self._receiver.done.errback(Failure(error))
 
     def _ended(self) -> None:
         if not self._written.called:
             self._written.callback(None)
 
     def close(self) -> Deferred[None]:
-        """Close standard output once all data is written."""
+        """Close standard output once all data is written.
+
+        :returns: Deferred that fires when all data is written, or once the failure to write it was reported.
+        """
         self._console.unregisterProducer()
         self._console.loseConnection()
-        return self._written
+        closed: Deferred[None] = Deferred()
+        self._written.chainDeferred(closed)
+        return closed
 
 
 def describe_offer(offer: Offer) -> str:

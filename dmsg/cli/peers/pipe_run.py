@@ -14,7 +14,7 @@ from zope.interface import implementer
 
 from dmsg.cli.access import Access
 from dmsg.cli.client_run import listening_at
-from dmsg.cli.output import cannot_write, notice, say
+from dmsg.cli.output import notice, say
 from dmsg.cli.reconnect_notice import resume_timeout_of, watch_connection
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -23,8 +23,8 @@ from dmsg.net.streams.address import DmsgAddress
 
 if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
-    from twisted.internet.stdio import StandardIO
 
+    from dmsg.cli.standard_io import Console
     from dmsg.clients.client import AnyClient
     from dmsg.messaging.client import Client as MessagingClient
     from dmsg.net.reactor import Reactor
@@ -52,14 +52,9 @@ class _Console(Protocol):
         self._stream.end_of_input(self._wait)
 
     def writeConnectionLost(self) -> None:
-        """Abort the stream, because standard output was closed or cannot be written."""
-        if not self._stream.output_ended:
-            self._stream.output_failed()
+        """Do nothing: a failure has already been reported to :meth:`_Stream.output_failed`."""
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        if not reason.check(ConnectionDone):
-            # Standard output was lost before all received data was written.
-            self._stream.output_lost()
         self._stream.end_of_input(0)
 
 
@@ -77,30 +72,16 @@ class _Stream(Protocol):
         self._reactor = reactor
         self._done = done
         self._wait = wait
-        self._console: StandardIO | None = None
+        self._console: Console | None = None
         self._ending = False
         self._is_closed = False
-        self.output_ended = False
         self._close_call: IDelayedCall | None = None
         self._failure: Failure | None = None
 
     def connectionMade(self) -> None:
-        from twisted.internet.stdio import StandardIO
+        from dmsg.cli.standard_io import Console
 
-        class Console(StandardIO):
-            """Standard input and output that also report a failure of the last write.  Twisted's class does not report
-            it while half-closing.
-            """
-
-            def childConnectionLost(self, fd: str, reason: Failure) -> None:
-                if fd == "write" and not reason.check(ConnectionDone):
-                    stream.output_failed()
-                super().childConnectionLost(fd, reason)  # type: ignore[misc]
-
-        stream = self
-        self._console = Console(  # type: ignore[no-untyped-call]
-            _Half(_Console(self, self._wait)), reactor=self._reactor
-        )
+        self._console = Console(_Console(self, self._wait), self._reactor, self.output_failed)
 
     def dataReceived(self, data: bytes) -> None:
         assert self._console is not None
@@ -121,9 +102,8 @@ class _Stream(Protocol):
     def readConnectionLost(self) -> None:
         """Close standard output, because the other side sends no more data.  At a terminal, close the whole stream."""
         assert self._console is not None
-        self.output_ended = True
         self._console.unregisterProducer()
-        self._console.loseWriteConnection()  # type: ignore[attr-defined]
+        self._console.loseWriteConnection()
         # The stream is closed if this side has already sent all of its data. At a terminal the stream is always closed,
         # because a person would otherwise have to type an end of input.
         if self._ending or os.isatty(0):
@@ -133,25 +113,18 @@ class _Stream(Protocol):
     def writeConnectionLost(self) -> None:
         """Do nothing: this event only means that the other side knows that no more data follows."""
 
-    def output_failed(self) -> None:
+    def output_failed(self, error: Exception) -> None:
         """Abort the stream, because received data cannot be written.  The peer thus learns that the data did not
         arrive.
         """
-        if self._is_closed or self.transport is None:
-            return
-        self._ending = True
-        self.output_lost()
-        self.transport.abortConnection()  # type: ignore[attr-defined]
+        self._failure = Failure(error)
+        self.interrupt()
 
     def interrupt(self) -> None:
-        """Abort the stream, because the command was cancelled, for example by Ctrl-C."""
+        """Abort the stream, for example because the command was cancelled by Ctrl-C."""
         if not self._is_closed and self.transport is not None:
             self._ending = True
             self.transport.abortConnection()  # type: ignore[attr-defined]
-
-    def output_lost(self) -> None:
-        """Record that some received data was not written."""
-        self._failure = Failure(cannot_write())
 
     def _close(self) -> None:
         assert self.transport is not None
@@ -174,14 +147,6 @@ class _Stream(Protocol):
     def _tell(self, reason: Failure | None) -> None:
         if not self._done.called:
             self._done.callback(self._failure or reason)
-
-
-def _Half(console: _Console) -> object:
-    """Declare a protocol half-closable.  Twisted then reports the end of input separately from the end of output."""
-    from zope.interface import directlyProvides
-
-    directlyProvides(console, IHalfCloseableProtocol)
-    return console
 
 
 class OneStreamFactory(Factory):

@@ -196,6 +196,24 @@ class RefusingTests(CodeCase):
                 self.assertNotIn(b"Traceback", receiver.err + sender.err)
 
     @asynchronous
+    async def test_a_pipe_that_ends_at_a_full_disk_fails_at_both_ends(self) -> None:
+        """The sender has sent everything before the failure is noticed; both ends report its reason."""
+        await self.network()
+        full = os.open("/dev/full", os.O_WRONLY)
+        self.addCleanup(os.close, full)
+        for size in (1, 1000, 300_000):
+            sender, code = await self.sends("-")
+            transport: Any = sender.transport
+            transport.write(bytes(size))
+            transport.closeStdin()
+            receiver = self.start("receive", code, "--yes", "--min-servers=1", stdout=full, **self.environment)
+            self.assertEqual(await receiver.ended, 1, receiver.err)
+            self.assertEqual(await sender.ended, 4, sender.err)
+            reason = "standard output: No space left on device"
+            self.assertEqual(receiver.err.decode(), f"dmsg: {reason}\n")
+            self.assertTrue(sender.err.decode().endswith(f"dmsg: the other side gave up: {reason}\n"), sender.err)
+
+    @asynchronous
     async def test_a_code_that_cannot_be_printed_is_not_explained(self) -> None:
         await self.network()
         full = os.open("/dev/full", os.O_WRONLY)
