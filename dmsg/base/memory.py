@@ -18,7 +18,7 @@ import resource
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from attrs import frozen
 
@@ -31,6 +31,8 @@ TARGET_FRACTION = 0.8
 dropped only until the limit is no longer exceeded."""
 MEMORY_DIVISOR = 4
 """Divisor of the machine's memory. The result is the default memory limit."""
+V1_LIMIT, V2_LIMIT = "memory.limit_in_bytes", "memory.max"
+"""Names of the files with the memory limit of a control group, in versions 1 and 2 of control groups."""
 MIN_LIMIT = 64 * 1024 * 1024
 """Lower bound of the default memory limit, in bytes."""
 
@@ -65,16 +67,37 @@ ASSUMED_MEMORY = 1024 * 1024 * 1024
 
 
 def default_limit() -> int:
-    """Return the default limit in bytes: a quarter of the memory of this machine or container."""
-    said = []
+    """Return the default limit in bytes: a quarter of the memory that this process may use."""
+    said = list(_control_group_limits())
     with suppress(OSError, ValueError):
         # Some systems do not know these names of sysconf(3), or return -1. The value is then ignored.
         said.append(max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
-    with suppress(OSError, ValueError):
-        # Without cgroups this file does not exist. Without a memory limit it contains "max". The value is then ignored.
-        said.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    said += [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
     have = min((size for size in said if size > 0), default=ASSUMED_MEMORY)
     return max(MIN_LIMIT, have // MEMORY_DIVISOR)
+
+
+def _control_group_limits() -> Iterator[int]:
+    """Yield the memory limits of this process's control groups on Linux.
+
+    A container sees the group with its limit as the topmost one.  The limit of a service, such as ``MemoryMax`` of
+    systemd, belongs to a group below; the kernel also applies the limits of all groups above.
+    """
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except (OSError, ValueError):
+        lines = []
+    for line in ["0::/", *lines]:
+        _, _, rest = line.partition(":")
+        controllers, _, name = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, file = ("/sys/fs/cgroup/memory", V1_LIMIT) if controllers else ("/sys/fs/cgroup", V2_LIMIT)
+        own = PurePosixPath(name.lstrip("/"))
+        for group in (own, *own.parents):
+            # A group without a limit has no such file, or the file contains "max".
+            with suppress(OSError, ValueError):
+                yield int(Path(top, group, file).read_text())
 
 
 def resident() -> int:

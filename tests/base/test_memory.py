@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,47 @@ class MemoryTests(SynchronousTestCase):
         self.assertGreaterEqual(default_limit(), MIN_LIMIT)
         self.patch(Path, "read_text", lambda path: "max")
         self.patch(os, "sysconf", lambda name: -1)
+        self.patch(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         self.assertEqual(
             default_limit(), ASSUMED_MEMORY // MEMORY_DIVISOR, "a system that does not say it has not none"
         )
+
+    def test_the_default_limit_follows_the_limits_of_the_process(self) -> None:
+        """The limits of a container, of a service of systemd, of a user's slice, and of ulimit."""
+        gib = 1 << 30
+        service = "/system.slice/dmsg.service"
+        top, old = "/sys/fs/cgroup", "/sys/fs/cgroup/memory"
+        for groups, files in (
+            ("0::/\n", {f"{top}/memory.max": gib}),
+            ("", {f"{top}/memory.max": gib}),
+            (f"0::{service}\n", {f"{top}{service}/memory.max": gib}),
+            (f"0::{service}\n", {f"{top}{service}/memory.max": 3 * gib, f"{top}/system.slice/memory.max": gib}),
+            (f"5:cpu:/\n4:memory:{service}\n0::/\n", {f"{old}{service}/memory.limit_in_bytes": gib}),
+            ("4:memory:/docker/1\n0::/\n", {f"{old}/memory.limit_in_bytes": gib}),
+        ):
+            self.limit(groups, files)
+            self.assertEqual(default_limit(), gib // MEMORY_DIVISOR, (groups, files))
+        self.limit("5:cpu:/a\n", {f"{top}/a/memory.max": gib, f"{old}/a/memory.limit_in_bytes": gib})
+        self.assertEqual(default_limit(), 2 * gib)
+        for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+            self.limit("", {}, {kind: gib})
+            self.assertEqual(default_limit(), gib // MEMORY_DIVISOR)
+
+    def limit(self, groups: str, files: dict[str, int], limits: dict[int, int] | None = None) -> None:
+        """Pretend that this machine has 8 GiB of memory, and that this process has these limits.
+
+        :param groups: content of ``/proc/self/cgroup``; empty if the file does not exist.
+        :param files: limits of control groups by the name of their file.
+        :param limits: limits of ulimit by their kind.
+        """
+
+        def read_text(path: Path) -> str:
+            if str(path) == "/proc/self/cgroup" and groups:
+                return groups
+            if str(path) in files:
+                return f"{files[str(path)]}\n"
+            raise FileNotFoundError(path)
+
+        self.patch(Path, "read_text", read_text)
+        self.patch(os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 1 << 21)
+        self.patch(resource, "getrlimit", lambda kind: ((limits or {}).get(kind, resource.RLIM_INFINITY), 0))
