@@ -33,6 +33,19 @@ def is_foreign(status: int, body: bytes) -> bool:
     return status == 404 and body.lstrip()[:1] not in (b"{", b"[", b"")
 
 
+def describe_foreign(status: int) -> str:
+    """Describe the program that sent an error without a message of a discovery.
+
+    A reverse proxy sends some of these errors itself: while the discovery behind it does not run, or after too many
+    requests.
+    """
+    if status == 429:
+        return "a proxy at this URL refuses further requests for now; try again later"
+    if status in (502, 503, 504):
+        return "a proxy at this URL cannot reach its discovery, or refuses requests for now; try again later"
+    return "the program at this URL is not a discovery"
+
+
 def recognise(status: int, body: bytes, *, path_is_unknown: bool) -> str:
     """Recognise a program by its answer to ``COMMON_PATH``.
 

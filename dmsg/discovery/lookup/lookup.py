@@ -30,7 +30,7 @@ from dmsg.base.units import human_time
 from dmsg.discovery.entries.dialects import Dialect
 from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta, Successor, with_feature
 from dmsg.discovery.entries.gojson import INT64
-from dmsg.discovery.entries.recognition import COMMON_PATH, is_foreign, recognise
+from dmsg.discovery.entries.recognition import COMMON_PATH, describe_foreign, is_foreign, recognise
 from dmsg.discovery.entries.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
@@ -264,7 +264,7 @@ class Lookup:
         try:
             message = shorten(str(parse_json(body)["message"]), MAX_PEER_TEXT)
         except (ValueError, KeyError, TypeError):
-            message = "the program at this URL is not a discovery"
+            message = describe_foreign(status)
         return DiscoveryError(f"discovery {self.shown_url}: {message} ({status})", status)
 
     async def _entry(self, key: PubKey) -> Entry:

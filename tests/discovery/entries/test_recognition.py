@@ -135,6 +135,22 @@ class LookupTests(SynchronousTestCase):
             self.assertIn("is not a discovery", str(failure.value))
         self.assertEqual(there.asked.count("/dmsg-discovery/available_servers"), 1)
 
+    def test_a_proxy_whose_discovery_is_away_is_not_called_another_program(self) -> None:
+        """nginx answers with a page of its own while the discovery restarts, and when its limit is exceeded."""
+        for status, text in (
+            (429, "refuses further requests"),
+            (502, "cannot reach"),
+            (503, "cannot reach"),
+            (504, "cannot reach"),
+        ):
+            there = Elsewhere(discovery_available_servers=(status, b"<html>nginx</html>"))
+            said = str(self.failureResultOf(self.lookup(there).available_servers(), DiscoveryError).value)
+            self.assertIn(text, said)
+            self.assertIn(f"try again later ({status})", said)
+        there = Elsewhere(discovery_available_servers=(500, b"<html></html>"))
+        said = str(self.failureResultOf(self.lookup(there).available_servers(), DiscoveryError).value)
+        self.assertEqual(said, "discovery http://there: the program at this URL is not a discovery (500)")
+
     def test_a_foreign_discovery_is_no_final_error_while_another_is_away(self) -> None:
         """The other discovery may return, so the client waits for it."""
         wrong = self.lookup(Elsewhere(dmsg_discovery_available_servers=(404, NOBODY)))
