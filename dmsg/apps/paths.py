@@ -14,6 +14,21 @@ PATH_LIMIT = 4096
 """Maximum characters of a path."""
 
 
+def local_name(text: str) -> str:
+    """Return the form in which this program uses a name or path that a peer has sent.
+
+    Peers send the bytes of a name as UTF-8, and other bytes as surrogate characters (PEP 383).  A program whose file
+    system encoding is not UTF-8, as with ``LC_ALL=C`` and without Python's UTF-8 mode, decodes the same bytes to other
+    characters, and could not use the peer's text.
+
+    :returns: the name; the unchanged text if it stands for no bytes, so that no file can have it.
+    """
+    try:
+        return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+    except UnicodeError:
+        return text
+
+
 def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     """Return the local path of a file that a peer has named relative to ``root``.
 
@@ -22,6 +37,11 @@ def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     """
     if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
         raise TransferError("the path is malformed")
+    text = local_name(text)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise TransferError("the path is malformed") from None
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         # A terminal that shows the path would interpret control characters.
         raise TransferError("path has control characters")

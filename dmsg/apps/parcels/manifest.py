@@ -12,6 +12,7 @@ from typing import TypedDict
 
 from dmsg.apps.exposure import check_names
 from dmsg.apps.partial_files import NAME_LIMIT
+from dmsg.apps.paths import local_name
 from dmsg.apps.transfer import TransferError
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
@@ -98,6 +99,7 @@ def decode_item(value: object) -> Item:
     if not isinstance(value, list) or not 5 <= len(value) <= 6:
         raise TransferError("the list of files has a malformed entry")
     path, kind, size, mode, mtime, *rest = value
+    path, *rest = (local_name(one) if isinstance(one, str) else one for one in (path, *rest))
     parts_of(path)
     numbers = ((size, 2**62), (mode, MODE_MASK), (mtime, 2**63 - 1))
     if any(type(number) is not int or not 0 <= number <= most for number, most in numbers):

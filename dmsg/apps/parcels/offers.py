@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from dmsg.apps.parcels.manifest import DIRECTORY, ENTRIES_LIMIT, FILE
 from dmsg.apps.parcels.wire import TEXT_LIMIT, THINGS_LIMIT
+from dmsg.apps.paths import local_name
 from dmsg.apps.transfer import TransferError
 
 
@@ -73,4 +74,4 @@ def parse_item(value: object) -> tuple[str, str, int, int, int]:
         raise TransferError("the offer is malformed")
     size, files, directories = numbers_of
     assert size is not None and files is not None and directories is not None
-    return name, str(kind), size, files, directories
+    return local_name(name), str(kind), size, files, directories
