@@ -36,7 +36,7 @@ class RunTests(LakeCase):
 
     def test_killed_late_doubled_and_in_pieces(self) -> None:
         self.patch(store, "MERGE_AT", 3)
-        story = Story.written()
+        story = Story.written(for_spark=True)
         story.run_jobs()
         expected = story.tables(COMPARED)
         # That run took everything at once; the tables that most tests look at were made in two.

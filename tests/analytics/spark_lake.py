@@ -166,15 +166,16 @@ class RunsTests(SynchronousTestCase):
             self.assertEqual(claim.number, 1)
 
     def test_the_last_run_of_each_day_is_kept(self) -> None:
+        self.patch(runs, "TIDY_AT", 32)
         day = 86_400.0
-        for number in range(40):
-            self.finish(day * (100 + number / 4))
+        for number in range(20):
+            self.finish(day * (100 + number / 2))
         kept = self.runs.states()
-        self.assertEqual([state.run for state in kept[-3:]], [38, 39, 40])
+        self.assertEqual([state.run for state in kept[-3:]], [18, 19, 20])
         days = [state.at // 86_400_000 for state in kept]
         self.assertEqual(sorted(set(days)), list(range(109 - runs.KEPT_DAYS + 1, 110)))
         # The last run of each day is kept.
-        self.assertEqual(self.runs.state(datetime.fromtimestamp(day * 108 - 1, UTC)).at, int(day * 107.75 * 1000))
+        self.assertEqual(self.runs.state(datetime.fromtimestamp(day * 108 - 1, UTC)).at, int(day * 107.5 * 1000))
         self.assertRaisesRegex(
             LakeError, "no tables from before 1970-01-02", self.runs.state, datetime.fromtimestamp(day, UTC)
         )
@@ -301,7 +302,7 @@ class DeltaTests(SynchronousTestCase):
     def test_what_is_kept_can_be_read_after_many_runs(self) -> None:
         """Each day a run replaces rows and removes old files, also files that the log does not name."""
         versions: list[int] = []
-        for number in range(1, 31):
+        for number in range(1, 21):
             versions.append(self.replace_all(number))
             kept = versions[-runs.KEPT_DAYS : -1]
             self.delta.vacuum(kept, left_behind=0 if number % 5 == 0 else None)
@@ -311,7 +312,7 @@ class DeltaTests(SynchronousTestCase):
             self.age_log(1)
         self.assertLess(len(list(self.place.rglob("*.parquet"))), 20)
         # The log is shortened: of each day it has the transactions of the run and of removing its old files.
-        self.assertLess(len(list((self.place / "_delta_log").glob("*.json"))), 60)
+        self.assertLess(len(list((self.place / "_delta_log").glob("*.json"))), 40)
 
     @patch.dict(delta.CONFIGURATION, {"delta.checkpointInterval": "4"})
     def test_a_version_to_keep_survives_a_long_pause(self) -> None:

@@ -44,11 +44,14 @@ class Story(LakeCase):
     """Warnings of the first run about executors that cannot compute tables."""
 
     @classmethod
-    def written(cls) -> Story:
-        """Return a story whose files no run has read."""
+    def written(cls, *, for_spark: bool = False) -> Story:
+        """Return a story whose files no run has read.
+
+        :param for_spark: whether Spark has to read the file of discovery. If not, Arrow reads all files.
+        """
         story = cls("write")
         story.setUp()
-        story.write()
+        story.write(for_spark=for_spark)
         return story
 
     @classmethod
@@ -98,10 +101,11 @@ class Story(LakeCase):
                 some = late.setdefault(path.with_name(path.name.replace("-", "-late-")), [])
                 for row in lines_of(path):
                     (some if random.random() < share else kept).append(row)
+                # Arrow reads all other files.
                 write_file(path, kept, for_spark=path.name == "events-d.jsonl.gz")
         return {path: some for path, some in late.items() if some}
 
-    def write(self) -> None:
+    def write(self, *, for_spark: bool) -> None:
         one, two = Boot(S1, "boot-1"), Boot(S2, "boot-2")
         discovery = Boot(DISCOVERY, "boot-d", "discovery", started=ms(DAY, "10:00:00"))
         # Heartbeats last from 10:00:30 to 11:59:30. In the hour from 11 there are twice as many sessions.
@@ -214,8 +218,7 @@ class Story(LakeCase):
         two.event("drop", DAY, "10:15:00", reason="too_many_connections", n=3)
         write_file(self.spool / "one" / "events-1.jsonl.gz", one.rows)
         write_file(self.spool / "two" / "events-2.jsonl.gz", two.rows)
-        # Arrow reads all other files.
-        write_file(self.spool / "events-d.jsonl.gz", discovery.rows, for_spark=True)
+        write_file(self.spool / "events-d.jsonl.gz", discovery.rows, for_spark=for_spark)
         late = Boot(S3, "boot-3")
         late.event("start", NEXT, "08:00:00", capacity=5)
         late.beats(NEXT, "08:00:30", 3, sessions=1, transports=0, capacity=5)

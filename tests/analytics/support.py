@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +21,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.affected_rows import with_columns
-from dmsg.analytics.jobs import Pipeline, RunOutcome
+from dmsg.analytics.functions import Window
+from dmsg.analytics.jobs import READ_OPTIONS, Pipeline, RunOutcome
 from dmsg.analytics.lake import Lake, with_types
 from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.memory_rows import MemoryRows
@@ -27,7 +30,7 @@ from dmsg.analytics.memory_tables import as_rows, rows_of_table
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import BRONZE, FAMILIES, GOLD, QUARANTINE, RAW, SILVER
-from dmsg.analytics.session import JAVA_OPTIONS, SMALL_SETTINGS, Load, make_session
+from dmsg.analytics.session import JAVA_OPTIONS, SMALL_SETTINGS, Load, SparkOnDemand, make_session
 from dmsg.analytics.store import NUMBERS, SUMS
 from dmsg.analytics.table_plans import daily_tables, overall_tables, silver_tables
 from dmsg.analytics.tuning import IN_MEMORY_SETTINGS, SMALL_JOB_SETTINGS
@@ -49,18 +52,45 @@ def key(number: int) -> str:
 S1, S2, S3 = (key(number) for number in (1, 2, 3))
 DISCOVERY = "discovery-1"
 
-_spark: list[SparkSession] = []
+# With Java's own sizes, its garbage collector takes a tenth of the processor: the tests leave 250 MB of plans behind.
+_HEAP = "-Xms1g -Xmn384m -XX:MetaspaceSize=256m"
+# Java would verify the bytecode of 12,000 classes, which takes 2 s of the processor.
+_UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+_starting = Lock()
 
 
 def spark() -> SparkSession:
     """Return the Spark session of all tests; its Java process ends with this process."""
-    if not _spark:
-        # With Java's own sizes, Java's garbage collector takes a tenth of the processor: the tests leave 250 MB of
-        # plans behind.
-        heap = f"{SMALL_SETTINGS[JAVA_OPTIONS]} -Xms1g -Xmn384m -XX:MetaspaceSize=256m"
-        settings = SMALL_JOB_SETTINGS | IN_MEMORY_SETTINGS | {JAVA_OPTIONS: heap}
-        _spark.append(make_session("local[2]", load=Load.SMALL, settings=settings))
-    return _spark[0]
+    with _starting:  # The thread of the first queries may start the session meanwhile.
+        return _start_spark()
+
+
+@cache
+def _start_spark() -> SparkSession:
+    options = f"{SMALL_SETTINGS[JAVA_OPTIONS]} {_HEAP} {_UNVERIFIED}"
+    settings = SMALL_JOB_SETTINGS | IN_MEMORY_SETTINGS | {JAVA_OPTIONS: options}
+    return make_session("local[2]", load=Load.SMALL, settings=settings)
+
+
+def make_first_queries() -> None:
+    """Start the session, and make a query of each kind. Another thread can run tests without Spark meanwhile.
+
+    For the first query of a kind, Java loads classes. This takes 9 s of the processor before a test computes anything.
+    No code is called that tests without Spark replace.
+    """
+    boot = Boot(S1, "boot")
+    boot.beats(DAY, "10:00:00", 2, sessions=1)
+    with TemporaryDirectory() as directory:
+        file, out = Path(directory, "events.jsonl.gz"), f"{directory}/out"
+        write_file(file, boot.rows)
+        lines = spark().read.schema(RAW).options(**READ_OPTIONS).json(str(file)).withColumn("file", F.lit(""))
+        rows = bronze.bronze_rows(lines, now_ms=int(NOW.timestamp() * 1000), checked=False)
+        rows.write.partitionBy("family", "dt").parquet(out)
+        stored = spark().read.parquet(out)
+        counts = spark().createDataFrame(stored.groupBy("family").agg(F.count(F.lit(1)).alias("n")).toArrow())
+        before = Window.partitionBy("family").orderBy("seq").rowsBetween(-1, -1)
+        stored.join(counts, "family", "left").withColumn("before", F.max("ts").over(before)).toArrow()
+    spark().sparkContext.parallelize([1, 2], 2).map(str).collect()
 
 
 def ms(day: date, time: str) -> int:
@@ -318,7 +348,7 @@ class LakeCase(SynchronousTestCase):
 
     def pipeline(self, out: Path | None = None, **options: Any) -> Pipeline:
         """Return a pipeline with this test's tables."""
-        return Pipeline(spark(), str(out or self.out), now=NOW, **options)
+        return Pipeline(SparkOnDemand(spark), str(out or self.out), now=NOW, **options)
 
     def sources(self) -> list[Source]:
         """Return the sources that a run reads."""

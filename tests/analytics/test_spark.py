@@ -5,10 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 MODULES = (
+    # These tests need no Spark. Meanwhile Spark starts.
+    "spark_late_files",
     "spark_tables",
     "spark_rules",
     "spark_settlement",
@@ -17,7 +20,6 @@ MODULES = (
     "spark_intake",
     "spark_jobs",
     "spark_late",
-    "spark_late_files",
     "spark_rewrites",
     "spark_memory",
     "spark_report",
@@ -53,13 +55,25 @@ def missing() -> str | None:
     return None
 
 
+class SparkSuite(unittest.TestSuite):
+    """Tests of which the first need no Spark; it starts while they run."""
+
+    def run(self, result: unittest.TestResult, debug: bool = False) -> unittest.TestResult:
+        from tests.analytics.support import make_first_queries
+
+        with ThreadPoolExecutor(1) as pool:
+            first_queries = pool.submit(make_first_queries)
+            super().run(result, debug)
+            first_queries.result()
+        return result
+
+
 def testSuite() -> unittest.TestSuite:
     """Return the tests; trial calls this function."""
     loader = unittest.TestLoader()
-    suite = unittest.TestSuite()
     if missing() is not None:
-        suite.addTests(loader.loadTestsFromTestCase(JavaTests))
-        return suite
+        return loader.loadTestsFromTestCase(JavaTests)
+    suite = SparkSuite()
     for name in MODULES:
         module = importlib.import_module(f"tests.analytics.{name}")
         for one in vars(module).values():
