@@ -208,7 +208,7 @@ def _refusals(content: Content) -> str:
             cell(row["who"], shown=f"<code>{escape(str(row['who']))}</code>"),
             cell(row["kind"]),
             cell(row["score"], kind="warn" if row["score"] >= 100 else ""),
-            cell(row["servers"] if row["names"] else "not known", kind="" if row["names"] else "text"),
+            cell(row["servers"] if row["names"] else "not known", kind="" if row["names"] else "n"),
             cell(row["most_at"], shown=short_name(row["most_at"])),
             cell(row["days"]),
             cell(str(row["last_day"])),

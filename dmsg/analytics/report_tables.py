@@ -89,7 +89,7 @@ def forecast(content: Content) -> str:
             cell(row["growth_per_day"]),
             cell(row["fit"]),
             cell(row["days_left"]),
-            cell(None if row["full_on"] is None else str(row["full_on"])),
+            cell(None if row["full_on"] is None else str(row["full_on"]), kind="n"),
         ]
         for row in content["capacity_forecast"]
     ]

@@ -61,6 +61,13 @@ def browse(page: Path, script: str) -> Any:
     return json.loads(html.unescape(title[1]))
 
 
+def alignments(table: str) -> list[set[tuple[bool, bool]]]:
+    """Return for each column of a table whether its head and its cells are aligned at the right."""
+    heads = ["n" in classes.split() for classes in re.findall('<th class="(.*?)"', table)]
+    lines = [re.findall('<td class="(.*?)"', line) for line in re.findall("<tr>(<td.*?)</tr>", table)]
+    return [{(head, "n" in line[at].split()) for line in lines} for at, head in enumerate(heads)]
+
+
 class ReportTests(LakeCase):
     """The page that people see."""
 
@@ -184,6 +191,24 @@ class PageTests(SynchronousTestCase):
         write_deltalake(root, pa.table({"k": keys, "n": pa.array(counts, pa.int64())}))
         found = run_query(DeltaTable(root), f"SELECT k, {report_data.total('n')} FROM it GROUP BY k")  # noqa: S608
         self.assertEqual({row["k"]: row["n"] for row in found.to_pylist()}, {"many": 2**53, "few": 3, "none": None})
+
+    def test_cells_are_aligned_like_their_head(self) -> None:
+        """Also a date, and a text in place of an unknown number, in a column of numbers."""
+        content = self.empty()
+        numbers = ("peak_sessions", "capacity", "growth_per_day", "fit", "days_left")
+        forecast = dict.fromkeys(numbers, 1.0) | {"server": S1}
+        content.tables["capacity_forecast"] = [{**forecast, "full_on": day} for day in (None, date(2026, 1, 2))]
+        actor: dict[str, Any] = dict.fromkeys(
+            ("score", "servers", "days", "requests", "refused", "targets", "posts"), 1
+        )
+        actor |= {"who": "a", "kind": "scan", "most_at": S1, "last_day": date(2026, 1, 2)}
+        content.tables["actor"] = [{**actor, "names": names} for names in (True, False)]
+        tables = re.findall('<table class="sort">.*?</table>', render(content), re.DOTALL)
+        self.assertEqual(len(tables), 2)
+        for table in map(alignments, tables):
+            self.assertGreater(len(table), 7)
+            for at, found in enumerate(table):
+                self.assertIn(found, ({(True, True)}, {(False, False)}), at)
 
     def test_a_page_without_rows_renders(self) -> None:
         self.assertIn("Nothing", render(self.empty()))
