@@ -8,6 +8,7 @@ fails, and prints the seed of this walk.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,16 +20,15 @@ from dmsg.rmb.client import Reply
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.session.handlers import Request
 from dmsg.testing import faults
+from dmsg.testing.bus_calls import ACCEPTED, KILL_TWIN, RELAYS, STATES, TWINS, Call, CallPlace, parties_of
 from dmsg.testing.bus_lab import BusLab, repeatable_bus_lab
 from dmsg.testing.determinism import Trace
 from dmsg.testing.faults import Faults
-from dmsg.testing.plan import Plan, Step, draw
+from dmsg.testing.plan import INSTANT, PATIENCE, Aim, Plan, Step, draw
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.walk_command import Done, explained, run
+from dmsg.testing.walk_coverage import WalkCoverage, hosts_in_role, pairs
 
-RELAYS = ("relay-1", "relay-2")
-TWINS = {"anna": ("relay-1",), "ben": ("relay-2",), "cleo": ("relay-1", "relay-2"), "dan": ("relay-2",)}
-"""Twins, and the relays to which each is connected."""
 STEPS = 60
 COMMAND = "note"
 CALL_TIMEOUT = 1500.0
@@ -47,36 +47,13 @@ one of them."""
 LEFT_OUT = frozenset({"poison", "slow reader", "reader resumes", "clock jump", "wall clock"})
 """Faults that do not apply: those of streams, which the bus does not have, and those of clocks, because messages expire
 by the date."""
-KILL_TWIN = "kill twin"
 FAULTS = (*(name for name in faults.BY_NAME if name not in LEFT_OUT), KILL_TWIN)
 """Names of the faults of a walk."""
-
-
-class Call:
-    """Call of a twin.
-
-    :ivar accepted: whether a relay has confirmed the message.
-    :ivar handled: number of programs of the receiver that have handled the call.
-    :ivar answered: whether the caller has the answer.
-    :ivar is_due: whether the caller must get the answer, because neither the caller nor the receiver was killed.
-    """
-
-    def __init__(self, caller: str, receiver: str, number: int) -> None:
-        self.caller, self.receiver = caller, receiver
-        self.key = f"call {number} from {caller} to {receiver}".encode()
-        self.accepted = self.answered = False
-        self.handled = 0
-        self.is_due = True
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the walk must still wait for this call: for its answer if ``is_due``, otherwise until a program has
-        handled the accepted call."""
-        return not self.answered if self.is_due else self.accepted and not self.handled
-
-    def __str__(self) -> str:
-        accepted = "accepted" if self.accepted else "not accepted"
-        return f"{self.key.decode()} ({accepted}, handled {self.handled} times)"
+_CALLS = tuple((twin, 100) for twin in range(len(TWINS)))
+WAYS: dict[str, Sequence[Step]] = {state: (Step(_CALLS), Step(_CALLS, seconds=0.03)) for state in STATES}
+"""Steps of a walk after which a call is often in a state, by the name of the state."""
+BEFORE_WAYS = {ACCEPTED: (Step(fault="heal"), Step(fault="partition"))}
+"""Steps that happen before those of :data:`WAYS`. A call stays accepted while the path to its receiver is cut."""
 
 
 class BusWalk:
@@ -86,9 +63,11 @@ class BusWalk:
     :param plan: plan of the walk. In its steps, the number of an end stands for the twin that makes calls.
     :ivar faults: names of the faults so far, in order.
     :ivar answered: number of calls that were answered.
+    :ivar coverage: states of the calls in which faults happened, and the roles of the hosts to which they happened.
     """
 
     def __init__(self, lab: BusLab, plan: Plan) -> None:
+        self.coverage = WalkCoverage(FAULTS, STATES, parties_of)
         self.lab = lab
         self.plan = plan
         self.faults: list[str] = []
@@ -160,16 +139,42 @@ class BusWalk:
             if number < len(self._names):
                 for _ in range(random.choice(BURST_SIZES)):
                     self._call(self._names[number], size, random)
-        # The clock is advanced before the fault, so that messages are in transit when the fault happens.
-        self.lab.network.run(random.choice(FAULT_DELAYS))
+        delay = random.choice(FAULT_DELAYS)
+        if step.at:
+            self.lab.network.wait_for(
+                lambda: self._aimed_hosts(step) if step.to else any(place.state == step.at for place in self._places()),
+                PATIENCE,
+                INSTANT,
+            )
+        else:
+            # The clock is advanced before the fault, so that messages are in transit when the fault happens.
+            self.lab.network.run(delay)
         if step.fault:
             self.faults.append(step.fault)
-            if step.fault == KILL_TWIN:
-                self._kill_twin(random.choice(self._names))
-            else:
-                self._faults.make(step.fault, random)
+            places = list(self._places())
+            self.coverage.note(step.fault, pairs(places, self._make(step, random)))
         self.lab.network.run(step.seconds)
         self.check()
+
+    def _make(self, step: Step, random: Random) -> Sequence[str]:
+        """Cause a fault. Return the names of the hosts to which it happened."""
+        aimed = self._aimed_hosts(step)
+        if step.fault == KILL_TWIN:
+            name = random.choice([name for name in self._names if name in aimed] or self._names)
+            self._kill_twin(name)
+            return (name,)
+        self._faults.make(step.fault, random, aimed)
+        return self._faults.hit
+
+    def _aimed_hosts(self, step: Step) -> set[str]:
+        """Return the names of the hosts that have the role ``step.to`` for a call in the state ``step.at``, and to
+        which the fault of the step can happen."""
+        hosts = self._names if step.fault == KILL_TWIN else self._faults.candidates(step.fault)
+        return hosts_in_role(self._places(), step.at, step.to, hosts)
+
+    def _places(self) -> Iterator[CallPlace]:
+        """Yield the states and twins of all open calls."""
+        return (call.place for call in self._calls.values() if call.is_open)
 
     def _kill_twin(self, name: str) -> None:
         """Kill the program of a twin, and start another one. What a relay has accepted must still be handled."""
@@ -205,6 +210,14 @@ class BusWalk:
             self._broken.append(f"{call} failed: {type(failure.value).__name__}: {failure.getErrorMessage()}")
 
 
+def draw_plan(seed: int, steps: int = STEPS, aims: Sequence[Aim] = ()) -> Plan:
+    """Return the plan that is drawn from a seed.
+
+    :param aims: faults that the plan contains more often, each with the state of a call in which it should happen.
+    """
+    return draw(seed, steps, FAULTS, aims=aims, ways=WAYS, before_ways=BEFORE_WAYS)
+
+
 def follow(plan: Plan) -> tuple[BusWalk, Trace]:
     """Run the walk of a plan.
 
@@ -227,12 +240,18 @@ def main() -> None:
 
     def done(plan: Plan) -> Done:
         walk, trace = follow(plan)
-        return Done(walk.answered, walk.faults, trace)
+        return Done(walk.answered, walk.faults, trace, walk.coverage)
 
-    def plan(seed: int, steps: int) -> Plan:
-        return draw(seed, steps, FAULTS)
-
-    run("dmsg.testing.bus_walk", __doc__, STEPS, plan, done, "calls answered", "; none was lost or handled twice")
+    run(
+        "dmsg.testing.bus_walk",
+        __doc__,
+        STEPS,
+        draw_plan,
+        done,
+        "calls answered",
+        "; none was lost or handled twice",
+        steered=draw_plan,
+    )
 
 
 if __name__ == "__main__":

@@ -201,8 +201,8 @@ class DiscoveryWalk:
             name = random.choice(OWNERS if fault == DELETE else (*OWNERS, "discovery"))
             if fault == DELETE:
                 self._delete(name)
-            else:
-                self.lab.network.host(name).reset()
+            elif not self.lab.network.host(name).reset():
+                return ()
             return (name,)
         # A new address of discovery would not be a fault of its connections: no program could find it any more.
         self._faults.make(fault, random, OWNERS if fault == HALF_OPEN else ())

@@ -20,6 +20,8 @@ MALFORMED = Frame(DRAIN, 0, b"malformed")
 DRIFTS = (0.0, 0.0, 0.0, -0.05, -0.0005, 0.0005, 0.05)
 """Possible drifts of the wall clock of a host, in seconds per second. The fault ``wall clock`` draws one of them."""
 
+OF_PATHS = ("delay", "loss", "reorder", "bandwidth", "partition")
+"""Names of the faults of the path between two hosts. They happen to both hosts."""
 KEEPALIVE = 60.0
 """Seconds after which the kernel ends a half-open connection of a program of today: TCP keepalive has three probes 10
 seconds apart, after 30 seconds without data."""
@@ -62,7 +64,8 @@ class Faults:
     :param least: minimum number of servers that continue to run. No fault kills or stops a server while only this many
         run.
     :param notices: possible seconds until a moved client notices that its connections are dead.
-    :ivar hit: names of the hosts to which the last fault happened; empty if it happened to no particular host.
+    :ivar hit: names of the hosts to which the last fault happened; empty if it happened to no particular host, or if
+        nothing happened.
     """
 
     def __init__(
@@ -113,10 +116,43 @@ class Faults:
         """Names of the servers that are running."""
         return [name for name in self._lab.servers if name in self._servers]
 
+    def candidates(self, name: str) -> Sequence[str]:
+        """Return the names of the hosts to which a fault can happen now.
+
+        :param name: name of the fault.
+        :returns: the names; empty for a fault that happens to no particular host, or that cannot happen now.
+        """
+        hosts = self._hosts_of(name)
+        if name in ("reset", "half-open"):
+            present = self._lab.network.hosts
+            return [host for host in hosts if host in present and present[host].network_ends()]
+        if name == "poison":
+            return [host for host in hosts if self._lab.servers[host].factory.relay.peers]
+        return hosts
+
+    def _hosts_of(self, name: str) -> Sequence[str]:
+        """Return the names of the hosts from which a fault draws one. A fault of connections may draw a host that has
+        none, and then happens to no host."""
+        running = self.running
+        if name in OF_PATHS:
+            return [name for name in self._lab.network.hosts if name in self._servers or name in self._clients]
+        if name in ("kill", "leave"):
+            return running if len(running) > self._least else ()
+        if name == "restart":
+            return [name for name in self._servers if name not in self._lab.servers]
+        hosts: dict[str, Sequence[str]] = {
+            "reset": (*self._clients, *running),
+            "pause": running,
+            "poison": running,
+            "half-open": self._clients,
+            "wall clock": (*self._clients, *self._servers, *self._others),
+        }
+        return hosts.get(name, ())
+
     # --- paths ---
 
     def _paths(self) -> list[tuple[str, str]]:
-        hosts = [name for name in self._lab.network.hosts if name in self._servers or name in self._clients]
+        hosts = self._hosts_of(OF_PATHS[0])
         return [(one, two) for one in hosts for two in hosts if one < two]
 
     def _both_ways(self, one: str, two: str) -> tuple[Path, Path]:
@@ -128,7 +164,11 @@ class Faults:
         self.hit = self._random.choice([path for path in paths if any(name in self._wanted for name in path)] or paths)
         return self._both_ways(*self.hit)
 
-    def _random_host(self, names: Sequence[str]) -> str:
+    def _random_host(self, fault: str) -> str:
+        """Draw the host to which a fault happens. Return its name; empty if the fault cannot happen now."""
+        names = self._hosts_of(fault)
+        if not names:
+            return ""
         name = self._random.choice([name for name in names if name in self._wanted] or names)
         self.hit = (name,)
         return name
@@ -164,28 +204,27 @@ class Faults:
     # --- processes ---
 
     def reset(self) -> None:
-        self._lab.network.host(self._random_host((*self._clients, *self.running))).reset()
+        if not self._lab.network.host(self._random_host("reset")).reset():
+            self.hit = ()
 
     def kill(self) -> None:
-        if len(self.running) > self._least:
-            self._lab.kill(self._random_host(self.running))
+        if name := self._random_host("kill"):
+            self._lab.kill(name)
 
     def restart(self) -> None:
-        gone = [name for name in self._servers if name not in self._lab.servers]
-        if gone:
-            self._lab.add_server(self._random_host(gone))
+        if name := self._random_host("restart"):
+            self._lab.add_server(name)
 
     def leave(self) -> None:
         """Stop a server in an orderly way, so that it drains."""
-        if len(self.running) > self._least:
-            name = self._random_host(self.running)
+        if name := self._random_host("leave"):
             # A paused server is resumed first, because a paused server cannot process the request to stop.
             self._lab.network.host(name).resume()
             self._lab.leave(name)
 
     def pause(self) -> None:
-        if self.running:
-            self._lab.network.host(self._random_host(self.running)).pause()
+        if name := self._random_host("pause"):
+            self._lab.network.host(name).pause()
 
     def proceed(self) -> None:
         for host in self._lab.network.hosts.values():
@@ -207,7 +246,7 @@ class Faults:
 
     def half_open(self) -> None:
         """Give a client's host a new address, without a packet to either end of its connections."""
-        name = self._random_host(self._clients)
+        name = self._random_host("half-open")
         own, old = self._random.choice(self._notices), self._random.choice(OLD_NOTICES)
         old_servers: Collection[str] = getattr(self._lab, "old_servers", ())
 
@@ -216,7 +255,10 @@ class Faults:
                 return own
             return old if host in old_servers else KEEPALIVE
 
-        self._lab.network.host(name).lose_silently(noticed_after)
+        host = self._lab.network.host(name)
+        if not host.network_ends():
+            self.hit = ()
+        host.lose_silently(noticed_after)
 
     def clock_jump(self) -> None:
         """Advance the clock by seconds or minutes at once, as on a machine that was suspended."""
@@ -224,18 +266,19 @@ class Faults:
 
     def wall_clock(self) -> None:
         """Set the wall clock of one host wrong, and sometimes make the clock drift. Timers are not affected."""
-        host = self._lab.network.host(self._random_host((*self._clients, *self._servers, *self._others)))
+        host = self._lab.network.host(self._random_host("wall clock"))
         host.ahead = self._random.choice(CLOCK_ERRORS)
         host.drift(self._random.choice(DRIFTS))
 
     def poison(self) -> None:
         """Let a server append malformed bytes to the next data that it forwards to a client. The client must end the
         connection."""
-        if not self.running:
-            return
-        peers = list(self._lab.servers[self._random_host(self.running)].factory.relay.peers)
+        name = self._random_host("poison")
+        peers = list(self._lab.servers[name].factory.relay.peers) if name else []
         if peers:
             _MalformedFramePort(self._random.choice(peers))
+        else:
+            self.hit = ()
 
 
 BY_NAME: dict[str, Callable[[Faults], None]] = {

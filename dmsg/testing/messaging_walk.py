@@ -30,9 +30,9 @@ from dmsg.testing.faults import Faults
 from dmsg.testing.lab import SERVER_PORT, Lab, repeatable_lab
 from dmsg.testing.numbered_ends import NUMBER_SIZE, AcceptingFactory, NumberedEnd, OpeningFactory
 from dmsg.testing.plan import INSTANT, PATIENCE, Aim, Plan, Step, draw
-from dmsg.testing.stream_places import StreamPlace, hosts_in_role, obstacle, pairs, parties_of
+from dmsg.testing.stream_places import StreamPlace, obstacle, parties_of
 from dmsg.testing.walk_command import Done, explained, run
-from dmsg.testing.walk_coverage import WalkCoverage
+from dmsg.testing.walk_coverage import WalkCoverage, hosts_in_role, pairs
 
 SERVERS = ("server-1", "server-2", "server-3")
 CLIENTS = ("alice", "bob", "carol")
@@ -184,8 +184,9 @@ class MessagingWalk:
         return self._faults.hit
 
     def _aimed_hosts(self, step: Step) -> set[str]:
-        """Return the names of the hosts that have the role ``step.to`` for an end in the state ``step.at``."""
-        return hosts_in_role(self._places(), step.at, step.to, (*CLIENTS, *SERVERS, "discovery"))
+        """Return the names of the hosts that have the role ``step.to`` for an end in the state ``step.at``, and to
+        which the fault of the step can happen."""
+        return hosts_in_role(self._places(), step.at, step.to, self._faults.candidates(step.fault))
 
     def _places(self) -> list[StreamPlace]:
         """Return the states and hosts of the ends of all channels."""

@@ -80,6 +80,14 @@ class Step:
     to: str = ""
 
 
+BEFORE_FAULTS: dict[str, Sequence[Step]] = {
+    **dict.fromkeys(("kill", "leave", "pause", "poison", "reset"), (Step(fault="restart", seconds=1.0),)),
+    "restart": (Step(fault="kill", seconds=1.0),),
+}
+"""Steps that a plan has before the steps that lead to an aim, by the name of the aim's fault. A server can be stopped
+only while another one runs. Only a server that does not run can be started, and only one that runs can be paused."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """Hosts of the network of a walk.
@@ -178,7 +186,7 @@ def draw(
         if aims and random.random() < AIM_PROBABILITY:
             aim = random.choice(aims)
             way = random.choice((ways or {})[aim.state])
-            first = (before_ways or {}).get(aim.state, ())
+            first = (*BEFORE_FAULTS.get(aim.kind, ()), *(before_ways or {}).get(aim.state, ()))
             drawn += [replace(step, chance=random.getrandbits(32)) for step in (*first, way)]
             drawn.append(_draw_aimed(random, aim))
             continue

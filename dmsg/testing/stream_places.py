@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dmsg.streams.carrier import ClientStream
@@ -61,27 +61,6 @@ def obstacle(kind: str, party: str, state: str) -> str:
     if party == OWN_SERVER and state in ("opening", "suspended"):
         return "a stream that opens or is suspended has no server"
     return ""
-
-
-def pairs(places: Iterable[StreamPlace], hosts: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a party and a state under which a fault or lie is counted.
-
-    :param hosts: names of the hosts to which it happens; empty if it happens to no particular host.
-    """
-    for place in places:
-        for host in hosts:
-            yield place.party_of(host), place.state
-        if not hosts:
-            yield NO_PARTY, place.state
-
-
-def hosts_in_role(places: Iterable[StreamPlace], state: str, party: str, hosts: Iterable[str]) -> set[str]:
-    """Return the names of those of the hosts that have a role for an end of a stream in this state.
-
-    :param party: the role; empty for none.
-    """
-    there = [place for place in places if place.state == state] if party else []
-    return {host for host in hosts if any(place.party_of(host) == party for place in there)}
 
 
 def state_of(talker: Talker) -> str | None:

@@ -23,9 +23,9 @@ from dmsg.testing.old_programs import OldPair
 from dmsg.testing.plan import INSTANT, LIES, PATIENCE, Plan, Step
 from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.single_faults import SingleFaults
-from dmsg.testing.stream_places import STATES, StreamPlace, hosts_in_role, obstacle, pairs, parties_of
+from dmsg.testing.stream_places import STATES, StreamPlace, obstacle, parties_of
 from dmsg.testing.walk_command import Done, counted, explained, run
-from dmsg.testing.walk_coverage import WalkCoverage
+from dmsg.testing.walk_coverage import WalkCoverage, hosts_in_role, pairs
 from dmsg.testing.walk_kinds import DISCOVERY_LIE_OF_FAULT, EVERY_FAULT, EVERY_LIE, STEPS, draw_plan
 from dmsg.testing.walk_liars import LyingSecond, WalkLiars
 from dmsg.testing.walk_streams import WalkStreams
@@ -107,6 +107,12 @@ class Walk:
             "kill client": self._kill_client,
             "kill discovery": self._kill_discovery,
             "lost last frame": self._lose_last_frame,
+        }
+        self._candidates: dict[str, Callable[[], Sequence[str]]] = {
+            LIES: lambda: self._faults.running,
+            "kill client": lambda: self._names[1:],
+            "kill discovery": self._discoveries,
+            "lost last frame": lambda: self._names,
         }
 
     @property
@@ -250,7 +256,7 @@ class Walk:
 
     def _kill_discovery(self, step: Step) -> str:
         """Kill a discovery, and start it again with an empty store."""
-        name = Random(step.chance).choice(["discovery"] + [SECOND_DISCOVERY] * (self.plan.shape.second == "honest"))
+        name = Random(step.chance).choice(self._discoveries())
         self.lab.network.host(name).kill()
         if name == SECOND_DISCOVERY:
             self.lab.add_discovery(name)
@@ -259,6 +265,10 @@ class Walk:
             if self.plan.lying:
                 self._liars.watch_discovery(discovery)
         return name
+
+    def _discoveries(self) -> Sequence[str]:
+        """Return the names of the discoveries that may be killed."""
+        return ["discovery"] + [SECOND_DISCOVERY] * (self.plan.shape.second == "honest")
 
     def _lose_last_frame(self, step: Step) -> str:
         """Lose a frame at the only server that the initiator of a stream reaches. Return the name of the initiator."""
@@ -309,9 +319,10 @@ class Walk:
         return self._faults.hit
 
     def _aimed_hosts(self, step: Step) -> set[str]:
-        """Return the names of the hosts that have the role ``step.to`` for a stream in the state ``step.at`` and to
-        which faults may happen."""
-        hosts = (*self._names, *self._servers, "discovery", *([SECOND_DISCOVERY] if self.plan.shape.second else []))
+        """Return the names of the hosts that have the role ``step.to`` for a stream in the state ``step.at``, and to
+        which the fault of the step can happen."""
+        candidates = self._candidates.get(step.fault)
+        hosts = self._faults.candidates(step.fault) if candidates is None else candidates()
         return hosts_in_role(self._places(), step.at, step.to, hosts)
 
     def _places(self) -> list[StreamPlace]:

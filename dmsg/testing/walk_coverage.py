@@ -6,9 +6,9 @@ A cell of the table is a kind of fault or lie, a *party* (the role of the host t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dmsg.testing.plan import Aim
 
@@ -29,6 +29,38 @@ class Cell(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}{f' of {self.party}' if self.party else ''} while {self.state}"
+
+
+class Place(Protocol):
+    """Interface of what has a state at the time of a fault, for example an end of a stream."""
+
+    @property
+    def state(self) -> str:
+        """State at that time."""
+
+    def party_of(self, host: str) -> str:
+        """Return the role of a host."""
+
+
+def pairs(places: Iterable[Place], hosts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a party and a state under which a fault or lie is counted.
+
+    :param hosts: names of the hosts to which it happens; empty if it happens to no particular host.
+    """
+    for place in places:
+        for host in hosts:
+            yield place.party_of(host), place.state
+        if not hosts:
+            yield NO_PARTY, place.state
+
+
+def hosts_in_role(places: Iterable[Place], state: str, party: str, hosts: Iterable[str]) -> set[str]:
+    """Return the names of those of the hosts that have a role at a place in this state.
+
+    :param party: the role; empty for none.
+    """
+    there = [place for place in places if place.state == state] if party else []
+    return {host for host in hosts if any(place.party_of(host) == party for place in there)}
 
 
 Obstacle = Callable[[str, str, str], str]
@@ -70,11 +102,14 @@ class WalkCoverage:
         self.note(kind, ((NO_PARTY, state) for state in states))
 
     def note(self, kind: str, places: Iterable[tuple[str, str]]) -> None:
-        """Count a fault or lie once for each of ``places``.
+        """Count a fault or lie once for each of ``places``. A fault that needs a host and happened to none is not
+        counted.
 
         :param places: pairs of the party to which the fault or lie happens, and of the state in which it happens.
         """
         for party, state in set(places):
+            if not party and (kind, party) not in self._rows:
+                continue
             self._counts[Cell(kind, party, state)] += 1
 
     def add(self, other: WalkCoverage) -> None:

@@ -11,7 +11,7 @@ from dmsg.messaging.core.secure import ChannelCiphers
 from dmsg.testing.messaging_walk import FAULTS, STATES, WAYS, draw_plan, follow
 from dmsg.testing.plan import Aim, Plan, draw
 from dmsg.testing.promise import PromiseBroken
-from dmsg.testing.stream_places import INITIATOR
+from dmsg.testing.stream_places import INITIATOR, OTHER_SERVER
 from dmsg.testing.walk_coverage import NO_PARTY, Cell
 from tests.testing.walks import WalkCase
 
@@ -48,6 +48,12 @@ class MessagingWalkTests(WalkCase):
         for state in STATES:
             walk, _ = follow(draw_plan(3, 20, [Aim("reset", state, INITIATOR)]))
             self.assertIn(Cell("reset", INITIATOR, state), walk.coverage.reached)
+
+    def test_a_server_starts_while_a_channel_opens(self) -> None:
+        """A fault waits for a server to which it can happen, and the plan first makes the fault possible."""
+        for kind in ("restart", "leave"):
+            walk, _ = follow(draw_plan(2, 20, [Aim(kind, "opening", OTHER_SERVER)]))
+            self.assertIn(Cell(kind, OTHER_SERVER, "opening"), walk.coverage.reached)
 
     def test_a_server_that_forgets_channels_is_found(self) -> None:
         def forget(relay: Relay, peer: Any, limit: int = 0) -> bool:

@@ -15,18 +15,18 @@ from dmsg.testing.plan import Aim, Plan
 from dmsg.testing.promise import Fixed, Talker, Talkers
 from dmsg.testing.stream_places import (
     OTHER_CLIENT,
+    OTHER_SERVER,
     OWN_SERVER,
     RESPONDER,
     STATES,
     StreamPlace,
     obstacle,
-    pairs,
     parties_of,
     state_of,
 )
 from dmsg.testing.walk import follow
 from dmsg.testing.walk_command import Done, _Walks, coverage_text
-from dmsg.testing.walk_coverage import Cell, WalkCoverage
+from dmsg.testing.walk_coverage import NO_PARTY, Cell, WalkCoverage, pairs
 from dmsg.testing.walk_kinds import EVERY_LIE, WAYS, draw_plan
 
 
@@ -112,6 +112,13 @@ class WalkCoverageTests(SynchronousTestCase):
         self.assertNotIn(Cell("delay", "its server", "suspended"), coverage.cells)
         self.assertEqual([len(line.split()) for line in coverage.table().splitlines()[4:5]], [8])
 
+    def test_a_fault_that_happened_to_no_host_is_not_counted(self) -> None:
+        places = [StreamPlace("idle", "alice", "bob", "server-1")]
+        coverage = WalkCoverage(["reset", "heal"], STATES, parties_of, obstacle)
+        for kind in ("reset", "heal"):
+            coverage.note(kind, pairs(places, ()))
+        self.assertEqual(coverage.reached, {Cell("heal", NO_PARTY, "idle")})
+
     def test_what_can_never_happen_is_printed_with_its_reason(self) -> None:
         def odd(kind: str, party: str, state: str) -> str:
             return "it is at rest" if kind == "kill" and state == "paused" else obstacle(kind, party, state)
@@ -156,8 +163,8 @@ class WalkCoverageTests(SynchronousTestCase):
     def test_a_plan_follows_its_aims(self) -> None:
         """Each state has ways that lead to it, and every fault and lie can be aimed at."""
         aims = [Aim("lie: cut", "closing"), Aim("poison", "opening")]
-        plan = draw_plan(3, 60, aims, lies=True)
-        self.assertEqual(plan, draw_plan(3, 60, aims, lies=True))
+        plan = draw_plan(5, 60, aims, lies=True)
+        self.assertEqual(plan, draw_plan(5, 60, aims, lies=True))
         aimed = [
             (before.fault, step.fault, [lie.kind for lie in step.lies])
             for before, step in zip(plan.steps, plan.steps[1:], strict=False)
@@ -166,6 +173,13 @@ class WalkCoverageTests(SynchronousTestCase):
         self.assertGreater(aimed.count(("open", "poison", [])), 3)
         self.assertEqual(set(WAYS), set(STATES))
         self.assertIn("lie: cut", EVERY_LIE)
+
+    def test_a_server_is_stopped_before_the_aim_to_start_it(self) -> None:
+        for fault, before in (("restart", "kill"), ("kill", "restart")):
+            steps = draw_plan(1, 60, [Aim(fault, "idle", OTHER_SERVER)]).steps
+            aimed = [number for number, step in enumerate(steps) if step.to]
+            self.assertTrue(aimed)
+            self.assertEqual({steps[number - 2].fault for number in aimed}, {before})
 
     def test_a_fault_waits_for_the_state_that_is_aimed_at(self) -> None:
         """Without a delay of the paths, and without the wait, streams are never seen in these states."""
