@@ -15,6 +15,7 @@ from twisted.python.failure import Failure
 
 from dmsg.apps.copies import GET, PUT, copy_error, cut_error, transfer_result
 from dmsg.apps.descriptors import open_within
+from dmsg.apps.intake import Intake, Reservation
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.offers import Offer
 from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
@@ -39,6 +40,7 @@ class CopyPeer(Protocol):
     :param writable: whether peers may also send files.
     :param hidden: whether names that begin with a dot are allowed.
     :param busy: table of the connections that write files now, by path; all connections of the listener share it.
+    :param intake: limit on all that peers leave in the directory; None for no limit.
     :ivar done: Deferred that fires with a :class:`~dmsg.apps.transfer.TransferResult`.
     """
 
@@ -52,6 +54,7 @@ class CopyPeer(Protocol):
         hidden: bool = False,
         max_size: int | None = None,
         busy: dict[Path, CopyPeer] | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self._reactor = reactor
         self._root = root
@@ -60,6 +63,8 @@ class CopyPeer(Protocol):
         self._hidden = hidden
         self._max_size = max_size
         self._busy = busy if busy is not None else {}
+        self._intake = intake
+        self._reservation: Reservation | None = None
         self._messages = Messages()
         self._inner: ParcelSender | ParcelReceiver | None = None
         self._path = Path()
@@ -148,8 +153,11 @@ class CopyPeer(Protocol):
             raise TransferError("send one file or directory at a time")
         if self._max_size is not None and offer.size > self._max_size:
             raise TransferError(f"the offer has {offer.size} bytes, and the limit is {self._max_size}")
+        parent = self._path
         self._path /= offer.things[0][0]
         self._claim(self._path)
+        if self._intake is not None:
+            self._reservation = self._intake.reserve(parent, offer.things)
 
     def _claim(self, path: Path) -> None:
         """Reserve a target for this connection until the connection ends.
@@ -197,11 +205,18 @@ class CopyPeer(Protocol):
         if rest := self._messages.take_some(self._messages.held):
             inner.dataReceived(rest)
 
+    def _settle(self, transferred: int | None) -> None:
+        reservation, self._reservation = self._reservation, None
+        if self._intake is not None and reservation is not None:
+            self._intake.settle(reservation, transferred)
+
     def _parcel_done(self, result: SentParcel | ReceivedParcel) -> None:
+        self._settle(result.size)
         if not self.done.called:
             self.done.callback(transfer_result(self._path.name, result))
 
     def _failed(self, failure: Failure) -> None:
+        self._settle(None)
         if not self.done.called:
             self.done.errback(Failure(copy_error(failure, self._loss)))
 

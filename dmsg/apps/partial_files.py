@@ -21,6 +21,7 @@ from twisted.internet.threads import deferToThread
 from dmsg.apps.descriptors import check_ours, make_private, new_file, new_name, open_ours
 from dmsg.apps.transfer import TransferError
 from dmsg.filelock import is_at, lock_if_can
+from dmsg.net.threads import paced
 
 PART_SUFFIX = ".dmsg-part"
 NAME_LIMIT = 255
@@ -153,3 +154,78 @@ def _take_away_empty(part: str, at: int) -> None:
         os.rmdir(part, dir_fd=at)  # ``rmdir`` removes only an empty directory.
     elif status.st_size == 0:
         os.unlink(part, dir_fd=at)
+
+
+def size_of_part(path: Path) -> int:
+    """Return the number of bytes in a partial file, or in all files of a partial directory; 0 if it is absent."""
+    return _measure(path)[0]
+
+
+def _measure(path: Path) -> tuple[int, float]:
+    """Return the bytes of a partial file or directory, and the time of its last change."""
+    size, changed = 0, 0.0
+    for directory, names, files in os.walk(path):
+        for name in (*names, *files):
+            with suppress(OSError):
+                status = os.lstat(os.path.join(directory, name))
+                size += status.st_size
+                changed = max(changed, status.st_mtime)
+    with suppress(OSError):
+        status = os.lstat(path)
+        changed = max(changed, status.st_mtime)
+        if not stat.S_ISDIR(status.st_mode) or size or os.listdir(path):
+            size += status.st_size
+    return size, changed
+
+
+def sweep_parts(root: Path, before: float, *, deep: bool, limit: int) -> dict[Path, int]:
+    """Remove the partial files in a directory that nobody has continued for long.  Blocks.
+
+    A partial file that a transfer is writing, or that belongs to another user, is left alone and not returned.
+
+    :param before: time of the system's clock in seconds; a partial file whose last change is older is removed.
+    :param deep: whether to search directories below ``root``, too.
+    :param limit: maximum number of partial files to return.
+    :returns: bytes of each remaining partial file, by path.
+    """
+    sizes: dict[Path, int] = {}
+    for directory, names, files in paced(os.walk(root)):
+        parts = [name for name in (*names, *files) if name.startswith(".") and name.endswith(PART_SUFFIX)]
+        names[:] = set(names).difference(parts) if deep else ()
+        for name in parts:
+            size = _sweep_part(Path(directory), name, before)
+            if size and len(sizes) < limit:
+                sizes[Path(directory, name)] = size
+    return sizes
+
+
+def _sweep_part(directory: Path, name: str, before: float) -> int:
+    """Remove a partial file if it is old.
+
+    :returns: number of its bytes; 0 if it was removed, is being written, or cannot be used.
+    """
+    try:
+        at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return 0
+    try:
+        descriptor = open_ours(name, at, name)
+    except OSError:
+        os.close(at)
+        return 0
+    try:
+        if not lock_if_can(descriptor) or not is_at(descriptor, name, at):
+            return 0
+        size, changed = _measure(directory / name)
+        if changed >= before:
+            return size
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            shutil.rmtree(name, dir_fd=at)
+        else:
+            os.unlink(name, dir_fd=at)
+        return 0
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+        os.close(at)

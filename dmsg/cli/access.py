@@ -131,6 +131,13 @@ def _allow(otherwise: str) -> Callable[[Callable[..., object]], Callable[..., ob
 
 allow_option = _allow("Default: anyone who knows the key.")
 anyone_option = click.option("--anyone", is_flag=True, help="Accept files from anyone who knows the key.")
+max_total_option = click.option(
+    "--max-total",
+    type=click.IntRange(1),
+    metavar="BYTES",
+    help="With --listen: maximum bytes of all that peers leave here, complete or unfinished, while the command runs.  "
+    "Default with --anyone: 10 GB.",
+)
 hidden_option = click.option(
     "--hidden", is_flag=True, help="Include files and directories whose names begin with a dot."
 )

@@ -201,6 +201,7 @@ class ReceiveTests(CodeCase):
             (("receive", "--listen"), "--allow NAME, or confirm with --anyone"),
             (("receive", "--listen", "7-guitar-alpha"), "cannot be combined"),
             (("receive", "--once", "7-guitar-alpha"), "need --listen"),
+            (("receive", "--max-total", "5", "7-guitar-alpha"), "need --listen"),
         ):
             status, _, err = await self.run_command(*options, **self.environment)
             self.assertEqual(status, 2, err)

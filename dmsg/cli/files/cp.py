@@ -14,6 +14,7 @@ from dmsg.cli.access import (
     check_offered,
     check_takes,
     hidden_option,
+    max_total_option,
 )
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completion_values import complete_copied
@@ -44,6 +45,7 @@ PORT = 24
 @click.option("--writable", is_flag=True, help="With --listen: accept files from peers.")
 @click.option("--overwrite", is_flag=True, help="With --listen: overwrite existing files.")
 @click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="With --listen: refuse larger files.")
+@max_total_option
 @port_option(PORT, "dmsg cp --listen")
 @click.option(
     "--retry",
@@ -64,6 +66,7 @@ def cp(
     writable: bool,
     overwrite: bool,
     max_size: int | None,
+    max_total: int | None,
     port: int,
     retry: float,
     hidden: bool,
@@ -91,6 +94,7 @@ def cp(
     """
 
     from dmsg.apps.copy_listener import CopyPeer
+    from dmsg.apps.intake import intake_of
     from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
     from dmsg.cli.files.cp_run import CopyFactory, copy_one, jobs_of
     from dmsg.cli.files.staging import stage, stage_of
@@ -107,6 +111,7 @@ def cp(
         async def listen(client: Client) -> None:
             assert directory is not None
             busy: dict[Path, CopyPeer] = {}
+            intake = intake_of(reactor, directory, max_total, anyone=anyone, deep=True) if writable else None
 
             def make() -> CopyPeer:
                 return CopyPeer(
@@ -117,10 +122,13 @@ def cp(
                     hidden=hidden,
                     max_size=max_size,
                     busy=busy,
+                    intake=intake,
                 )
 
             offers = f"files of {directory.absolute()}" + (", and accepts files" if writable else "")
-            listening = await listening_at(client, CopyFactory(make, access), port, access=access, offers=offers)
+            listening = await listening_at(
+                client, CopyFactory(make, access, intake), port, access=access, offers=offers
+            )
             at = str(client.public_key)
             tell(
                 f"{directory} is at {client.public_key.text}:",
@@ -130,7 +138,13 @@ def cp(
                 **access.fields,
             )
             access.show()
-            await serve_until_interrupted(listening)
+            if intake is not None:
+                intake.start()
+            try:
+                await serve_until_interrupted(listening)
+            finally:
+                if intake is not None:
+                    intake.stop()
 
         if directory is not None:
             await with_client(reactor, settings, listen, published=True)

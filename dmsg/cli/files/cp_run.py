@@ -19,6 +19,7 @@ from dmsg.apps.codes.receiver_proof import CLOSE_TIMEOUT
 from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put, Started
 from dmsg.apps.copy_listener import CopyPeer
 from dmsg.apps.exposure import has_dot
+from dmsg.apps.intake import IntakeFull
 from dmsg.apps.paths import regular_size
 from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import TransferError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.internet.protocol import Protocol
 
+    from dmsg.apps.intake import Intake
     from dmsg.apps.parcels.walk import WalkResult
     from dmsg.apps.transfer import TransferResult
     from dmsg.net.reactor import Reactor
@@ -61,8 +63,11 @@ class CopyFactory(Factory):
 
     noisy = False
 
-    def __init__(self, make: Callable[[], CopyPeer], is_allowed: Callable[[IAddress], bool]) -> None:
+    def __init__(
+        self, make: Callable[[], CopyPeer], is_allowed: Callable[[IAddress], bool], intake: Intake | None = None
+    ) -> None:
         self._make = make
+        self._intake = intake
         self.admits = self._allowed = is_allowed
         self._last_error = ""
 
@@ -75,7 +80,10 @@ class CopyFactory(Factory):
         peer_digits = str(addr).removeprefix("dmsg:")[:8]
 
         def ended(result: TransferResult | Failure) -> None:
-            if isinstance(result, Failure):
+            if isinstance(result, Failure) and isinstance(result.value, IntakeFull) and self._intake is not None:
+                if (line := self._intake.refusal_line(result.value, whom)) is not None:
+                    say(line, err=True)
+            elif isinstance(result, Failure):
                 error = f"{whom}: {result.value}"
                 if error != self._last_error:
                     # A peer that waits for another transfer tries again each second, so the same error is printed only

@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
+from dmsg.apps.intake import IntakeFull
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
 from dmsg.apps.transfer import TransferError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from twisted.internet.interfaces import IAddress
     from twisted.internet.protocol import Protocol
 
+    from dmsg.apps.intake import Intake, Reservation
     from dmsg.apps.parcels.offers import Offer
     from dmsg.cli.access import Access
     from dmsg.net.reactor import Reactor
@@ -46,6 +48,7 @@ async def receive_at_key(
     overwrite: bool,
     hidden: bool,
     max_size: int | None,
+    intake: Intake | None,
     once: bool,
 ) -> None:
     """Receive files, directories and texts from peers until the command is cancelled.
@@ -53,6 +56,7 @@ async def receive_at_key(
     :param access: peers that may send.
     :param directory: directory for the received files.
     :param max_size: maximum bytes of a parcel; None for no limit.
+    :param intake: limit on all that peers leave in the directory; None for no limit.
     :param once: whether to end after the first transfer, successful or not.
     """
     finished: Deferred[Failure | None] = Deferred()
@@ -66,7 +70,9 @@ async def receive_at_key(
             reactor.callLater(LAST_MESSAGE_DELAY, finish, failure)
 
     with transfer_progress() as progress:
-        factory = _Inbox(progress, access, directory, overwrite, hidden, max_size, ended)
+        factory = _Inbox(progress, access, directory, overwrite, hidden, max_size, intake, ended)
+        if intake is not None:
+            await intake.start()
         offers = f"receives files into {directory.absolute()}"
         port = await listening_at(client, factory, access=access, offers=offers)
         key = str(client.public_key)
@@ -78,6 +84,8 @@ async def receive_at_key(
             raise SystemExit(1) from None
         finally:
             await maybeDeferred(port.stopListening)
+            if intake is not None:
+                intake.stop()
 
 
 class _Inbox(Factory):
@@ -93,6 +101,7 @@ class _Inbox(Factory):
         overwrite: bool,
         hidden: bool,
         max_size: int | None,
+        intake: Intake | None,
         on_ended: Callable[[Failure | None], None],
     ) -> None:
         self._progress = progress
@@ -101,13 +110,14 @@ class _Inbox(Factory):
         self._overwrite = overwrite
         self._hidden = hidden
         self._max_size = max_size
+        self._intake = intake
         self._on_ended = on_ended
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         if addr is None or not self._access(addr):
             return None
         assert isinstance(addr, DmsgAddress)
-        one = _IncomingTransfer(self._progress, addr.public_key, self._max_size)
+        one = _IncomingTransfer(self._progress, addr.public_key, self._directory, self._max_size, self._intake)
         incoming = ParcelReceiver(
             Destination(self._directory, overwrite=self._overwrite, hidden=self._hidden),
             one.asked,
@@ -121,11 +131,17 @@ class _Inbox(Factory):
 class _IncomingTransfer:
     """Progress bar and messages of one transfer from a peer."""
 
-    def __init__(self, progress: Progress, sender: PubKey, max_size: int | None) -> None:
+    def __init__(
+        self, progress: Progress, sender: PubKey, directory: Path, max_size: int | None, intake: Intake | None
+    ) -> None:
         self._progress = progress
         self._sender = sender
         self._name = AddressBook().name_or_key(sender)
+        self._directory = directory
         self._max_size = max_size
+        self._intake = intake
+        self._reservation: Reservation | None = None
+        self._refusal: IntakeFull | None = None
         self._bar: TaskID | None = None
 
     def started(self, name: str, size: int) -> Callable[[int], None]:
@@ -148,6 +164,12 @@ class _IncomingTransfer:
         if self._max_size is not None and offer.size > self._max_size:
             return f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}"
         if offer.kind == "files":
+            if self._intake is not None:
+                try:
+                    self._reservation = self._intake.reserve(self._directory.resolve(), offer.things)
+                except IntakeFull as error:
+                    self._refusal = error
+                    return str(error)
             self.started(list_names([name for name, *_ in offer.things]), offer.size)
         return None
 
@@ -156,6 +178,13 @@ class _IncomingTransfer:
         bar, self._bar = self._bar, None
         if bar is not None:
             self._progress.remove_task(bar)
+        if self._intake is not None and self._reservation is not None:
+            self._intake.settle(self._reservation, None if isinstance(result, Failure) else result.size)
+        if self._intake is not None and self._refusal is not None:
+            line = self._intake.refusal_line(self._refusal, self._name)
+            if line is not None:
+                print_beside_bars(self._progress, lambda: say(f"dmsg: {line}", err=True))
+            return Failure(self._refusal)
         if isinstance(result, Failure):
             text = f"dmsg: the transfer from {self._name} failed: {result.value}"
             print_beside_bars(self._progress, lambda: say(text, err=True))

@@ -18,6 +18,7 @@ from dmsg.cli.access import (
     check_offered,
     check_takes,
     hidden_option,
+    max_total_option,
 )
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.completion_values import complete_code, complete_path_or_name
@@ -316,6 +317,7 @@ def _send_to(
 @click.option("--overwrite", is_flag=True, help="Overwrite existing files.")
 @hidden_option
 @click.option("--max-size", type=click.IntRange(0), metavar="BYTES", help="Refuse larger files.")
+@max_total_option
 @accepting_options
 @lan_option
 @client_options
@@ -330,6 +332,7 @@ def receive(
     overwrite: bool,
     hidden: bool,
     max_size: int | None,
+    max_total: int | None,
     allow: tuple[AllowOption, ...],
     anyone: bool,
     anything: bool,
@@ -359,6 +362,7 @@ def receive(
         check_takes(access, anyone=anyone, option="--listen")
         check_offered(directory, any_directory=anything)
 
+        from dmsg.apps.intake import intake_of
         from dmsg.cli.client_run import run, with_client
         from dmsg.cli.files.receive_run import receive_at_key
 
@@ -372,14 +376,15 @@ def receive(
                     overwrite=overwrite,
                     hidden=hidden,
                     max_size=max_size,
+                    intake=intake_of(reactor, directory, max_total, anyone=anyone),
                     once=once,
                 )
 
             await with_client(reactor, settings, use, published=True)
 
         run(main)
-    if once or allow or anyone or anything:
-        raise click.UsageError("--once, --allow, --anyone and --anything need --listen")
+    if once or allow or anyone or anything or max_total is not None:
+        raise click.UsageError("--once, --allow, --anyone, --anything and --max-total need --listen")
     if verify:
         check_can_ask()
     if code:

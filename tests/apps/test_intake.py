@@ -1,0 +1,210 @@
+"""Limit on all that peers leave in a directory, and unfinished files that nobody continues."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
+from twisted.trial.unittest import SynchronousTestCase
+
+from dmsg.apps import intake as module
+from dmsg.apps.copy_listener import CopyPeer
+from dmsg.apps.intake import ENTRY_COST, PART_LIFETIME, SWEEP_INTERVAL, Intake, IntakeFull, Reservation, intake_of
+from dmsg.apps.parcels.manifest import DIRECTORY, FILE
+from dmsg.apps.parcels.wire import encode
+from dmsg.apps.partial_files import hold_part, part_name, part_of
+
+NOW = 1_800_000_000.0
+"""Time of the system's clock."""
+
+
+def file(name: str, size: int) -> tuple[str, str, int, int, int]:
+    """Item of an offer: a file."""
+    return name, FILE, size, 1, 0
+
+
+class IntakeCase(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.root = Path(self.mktemp()).absolute()
+        self.root.mkdir()
+        self.clock = Clock()
+
+    def intake(self, limit: int = 100_000, *, deep: bool = False) -> Intake:
+        made = Intake(self.clock, self.root, limit, deep=deep, wall_clock=lambda: NOW + self.clock.seconds())
+        self.addCleanup(made.stop)
+        return made
+
+    def reserve(self, intake: Intake, *things: tuple[str, str, int, int, int]) -> Reservation:
+        return intake.reserve(self.root, list(things))
+
+    def left(self, name: str, size: int, age: float = 0.0) -> Path:
+        """Create a partial file that an interrupted transfer has left."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path = part_of(path)
+        path.write_bytes(bytes(size))
+        os.utime(path, (NOW - age, NOW - age))
+        return path
+
+
+class LimitTests(IntakeCase):
+    """What counts."""
+
+    def test_transfers_count_together_while_they_run_and_afterwards(self) -> None:
+        intake = self.intake()
+        first = self.reserve(intake, file("a", 50_000))
+        error = self.assertRaises(IntakeFull, self.reserve, intake, file("b", 50_000))
+        self.assertIn("this side accepts 100.0 kB from all its peers together", str(error))
+        self.assertIn(" 45.9 kB of that are left", str(error))
+        intake.settle(first, 50_000)
+        self.assertRaises(IntakeFull, self.reserve, intake, file("b", 50_000))
+        self.reserve(intake, file("b", 40_000))
+
+    def test_many_empty_files_count(self) -> None:
+        intake = self.intake()
+        self.assertRaises(IntakeFull, self.reserve, intake, ("tree", DIRECTORY, 0, 20, 5))
+        self.reserve(intake, ("tree", DIRECTORY, 0, 20, 4))
+
+    def test_a_failed_transfer_counts_what_it_has_left(self) -> None:
+        intake = self.intake()
+        for number in range(3):
+            reservation = self.reserve(intake, file(f"film{number}", 80_000))
+            intake.settle(reservation, None)
+            self.assertEqual(intake.total, 0, "nothing has arrived")
+        reservation = self.reserve(intake, file("film", 80_000))
+        self.left("film", 30_000)
+        intake.settle(reservation, None)
+        self.assertEqual(intake.total, 30_000 + ENTRY_COST)
+        self.assertRaises(IntakeFull, self.reserve, intake, file("other", 80_000))
+        # The sender of the unfinished file can continue it, because its bytes count once.
+        again = self.reserve(intake, file("film", 80_000))
+        self.assertEqual(intake.total, 80_000 + ENTRY_COST)
+        intake.settle(again, 50_000)
+        self.assertEqual(intake.total, 80_000 + ENTRY_COST)
+
+    def test_an_interrupted_transfer_can_continue_before_it_is_measured(self) -> None:
+        intake = self.intake()
+        first = self.reserve(intake, file("film", 80_000))
+        first.is_over = True  # The thread that measures the file has not answered.
+        second = self.reserve(intake, file("film", 80_000))
+        self.left("film", 30_000)
+        intake.settle(first, None)
+        self.assertEqual(intake.total, 80_000 + ENTRY_COST, "the bytes of the running transfer count once")
+        intake.settle(second, None)
+        self.assertEqual(intake.total, 30_000 + ENTRY_COST)
+
+    def test_a_refused_second_sender_hides_no_bytes(self) -> None:
+        intake = self.intake()
+        first = self.reserve(intake, file("film", 40_000))
+        busy = self.reserve(intake, file("film", 40_000))
+        self.left("film", 30_000)
+        intake.settle(busy, None)
+        intake.settle(first, None)
+        self.assertEqual(intake.total, 30_000 + ENTRY_COST)
+
+    def test_a_replaced_file_does_not_count_twice(self) -> None:
+        intake = self.intake(200_000)
+        for number in range(1, 6):
+            intake.settle(self.reserve(intake, file("backup", 80_000)), 80_000)
+            (self.root / "backup").write_bytes(bytes(80_000))
+            self.assertEqual(intake.total, 80_000 + ENTRY_COST * number)
+
+    def test_a_file_that_exists_already_counts_nearly_nothing(self) -> None:
+        intake = self.intake()
+        intake.settle(self.reserve(intake, file("same", 90_000)), 0)
+        self.assertEqual(intake.total, ENTRY_COST)
+
+    def test_unfinished_files_are_limited_in_number(self) -> None:
+        self.patch(module, "PARTS_LIMIT", 3)
+        intake = self.intake()
+        for name in "abc":
+            self.reserve(intake, file(name, 1))
+        error = self.assertRaises(IntakeFull, self.reserve, intake, file("d", 1))
+        self.assertIn("unfinished files", str(error))
+
+    def test_refused_offers_are_counted_by_reason(self) -> None:
+        intake = self.intake()
+        full, many = IntakeFull("5 B are too much"), IntakeFull("3 unfinished files")
+        self.assertEqual(intake.refusal_line(full, "bob"), "an offer of bob is refused: 5 B are too much")
+        self.assertEqual([intake.refusal_line(full, "eve") for _ in range(9)], [None] * 9)
+        self.assertIn("unfinished", intake.refusal_line(many, "eve") or "")
+        self.clock.advance(60)
+        self.assertIn(", and 9 more since the last line", intake.refusal_line(full, "eve") or "")
+
+    def test_only_strangers_have_a_limit_by_default(self) -> None:
+        self.assertIsNone(intake_of(self.clock, self.root, None, anyone=False))
+        self.assertIsNotNone(intake_of(self.clock, self.root, None, anyone=True))
+        self.assertIsNotNone(intake_of(self.clock, self.root, 5, anyone=False))
+
+    def test_a_listener_of_copies_tells_the_sender_why(self) -> None:
+        intake = self.intake(50_000)
+        peer = CopyPeer(self.clock, self.root, writable=True, intake=intake)
+        said = StringTransport()
+        peer.makeConnection(said)
+        peer.dataReceived(encode(op="put-tree", path=""))
+        item = {"name": "film", "kind": FILE, "size": 60_000, "files": 1, "directories": 0}
+        peer.dataReceived(encode(offer="files", things=[item], size=60_000, files=1))
+        self.failureResultOf(peer.done, IntakeFull)
+        self.assertIn(b"from all its peers together", said.value())
+        self.assertEqual((intake.total, os.listdir(self.root)), (0, []))
+
+
+class SweepTests(IntakeCase):
+    """Unfinished files that nobody continues."""
+
+    def test_old_ones_are_removed_and_others_count(self) -> None:
+        day = 86400.0
+        old, young = self.left("old", 10_000, 8 * day), self.left("young", 10_000, 6 * day)
+        tree = self.root / part_name("tree")
+        (tree / "below").mkdir(parents=True)
+        (tree / "below" / "film").write_bytes(bytes(5_000))
+        intake = self.intake()
+        for path, age in ((tree / "below" / "film", 1 * day), (tree / "below", 9 * day), (tree, 9 * day)):
+            os.utime(path, (NOW - age, NOW - age))
+        (self.root / "film").write_bytes(b"complete")
+        os.utime(self.root / "film", (0, 0))
+        self.successResultOf(intake.start())
+        self.assertFalse(old.exists())
+        self.assertTrue(young.exists() and tree.exists())
+        self.assertGreater(intake.total, 15_000)
+        self.clock.advance(2 * day)
+        self.clock.pump([SWEEP_INTERVAL])
+        self.assertFalse(young.exists())
+        self.assertTrue(tree.exists(), "a file in it was written later")
+        self.clock.advance(PART_LIFETIME)
+        self.assertFalse(tree.exists())
+        self.assertEqual((intake.total, os.listdir(self.root)), (0, ["film"]))
+
+    def test_a_file_that_is_being_written_stays(self) -> None:
+        at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        self.addCleanup(os.close, at)
+        held = hold_part("film", at)
+        path = self.left("film", 10_000, 30 * 86400.0)
+        intake = self.intake()
+        self.successResultOf(intake.start())
+        self.assertTrue(path.exists())
+        self.assertEqual(intake.total, 0, "its transfer has a reservation")
+        held.release()
+        self.clock.advance(SWEEP_INTERVAL)
+        self.assertFalse(path.exists())
+
+    def test_directories_below_are_searched_only_for_copies(self) -> None:
+        path = self.left("below/film", 10_000)
+        for deep in (False, True):
+            intake = self.intake(deep=deep)
+            self.successResultOf(intake.start())
+            self.assertEqual(intake.total, (10_000 + ENTRY_COST) * deep)
+        path.unlink()
+        self.clock.advance(SWEEP_INTERVAL)
+        self.assertEqual(intake.total, 0, "the user has removed the file")
+
+    def test_a_link_is_not_followed(self) -> None:
+        elsewhere = Path(self.mktemp()).absolute()
+        elsewhere.mkdir()
+        (elsewhere / "mine").write_bytes(b"mine")
+        os.utime(elsewhere, (0, 0))
+        (self.root / part_name("film")).symlink_to(elsewhere)
+        self.successResultOf(self.intake(deep=True).start())
+        self.assertEqual(os.listdir(elsewhere), ["mine"])
