@@ -218,11 +218,15 @@ class Outgoing:
         """Send a plain REQUEST to this client's own key, and close its transport if it opens. The Deferred fires or
         fails like that of :meth:`open`."""
         waiting, transport = self._request(self._core.local, None, None, INITIAL_WINDOW, timeout)
+        if transport is None:
+            return waiting  # type: ignore[return-value]  # This Deferred has failed, so its type is irrelevant.
+        # The read that contains the ACCEPT may contain further frames of this transport. Their events need a stream.
+        own = DmsgAddress(self._core.local)
+        stream = self._session.make_stream(transport, own, own)
 
         def opened(_: Accepted) -> None:
-            assert transport is not None
-            self._core.close(transport, CloseReason.UNSPECIFIED)
-            self._session.flush()
+            transport.carrier.close(CloseReason.UNSPECIFIED)
+            stream.carrier_closed(CloseReason.UNSPECIFIED)
 
         return waiting.addCallback(opened)
 

@@ -24,7 +24,7 @@ from dmsg.testing.tcp import End
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.peers import ConnectionPort, RelayPeer
 from dmsg.v2019.core.table import ClientConnection
-from dmsg.v2019.core.wire import CLOSE, REQUEST, Frame
+from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, Frame
 from dmsg.v2019.reachability import (
     CHECK_INTERVAL,
     CHECK_JITTER,
@@ -311,6 +311,39 @@ class RefusingRelay(CountingRelay):
                 return
             payload = payload[:33] + bytes(33)
         super()._receive_control(peer, frame_type, own_id, payload)
+
+
+class AcceptingRelay(CountingRelay):
+    """Server that accepts every REQUEST of a client to itself, and sends further frames in the same record.
+
+    :ivar following: types and payloads of these frames.
+    """
+
+    following: tuple[tuple[int, bytes], ...] = ()
+
+    def _receive_control(self, peer: Any, frame_type: int, own_id: int, payload: bytes) -> None:
+        if frame_type == REQUEST and payload[33:66] == peer.key:
+            frames = ((ACCEPT, payload), *self.following)
+            peer.port.send(b"".join(Frame(kind, own_id, data).encode() for kind, data in frames))
+            return
+        super()._receive_control(peer, frame_type, own_id, payload)
+
+
+class AcceptedCheckTests(OldServerCase):
+    """The REQUEST of a check is accepted, and the client closes its transport at once."""
+
+    def test_frames_behind_the_accept_are_dropped(self) -> None:
+        data = (FWD, bytes(2) + b"data")
+        for following in ((data,), ((CLOSE, b"\0"),), (data, data, (ACK, bytes(2)), (CLOSE, b"\0"))):
+            self.relay.__class__ = AcceptingRelay
+            self.relay.following = following
+            self.assertEqual(self.connections(CHECKED_WITHIN), 0)
+            self.assertIn("another program with the same key", self.bob.last_error)
+            (link,) = self.bob._set.links.values()
+            self.assertEqual(link.session.core.transports, {})  # type: ignore[union-attr]
+            self.relay.__class__ = CountingRelay
+            self.lab.network.run(MAX_SHARED_INTERVAL * (1 + CHECK_JITTER) + 2.0)
+            self.assertEqual(self.bob.status, "online")
 
 
 class NeverReachedTests(OldServerCase):
