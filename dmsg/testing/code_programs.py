@@ -78,7 +78,9 @@ class OfferRecord:
             raise PromiseBroken(f"{self.verdicts} wrong guesses were answered, and {MAX_WRONG_GUESSES} are allowed")
         if self.counted > self.attempts:
             raise PromiseBroken(f"{self.counted} wrong guesses were counted, and {self.attempts} were made")
-        if self.counted < self.verdicts:
+        # The last guess is counted when the offer has ended. Before that, the stranger closes the stream, and the
+        # nameplate is released.
+        if self.counted < min(self.verdicts, MAX_WRONG_GUESSES - 1):
             raise PromiseBroken(f"{self.verdicts} wrong guesses were answered, and {self.counted} were counted")
 
 

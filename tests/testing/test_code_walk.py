@@ -14,9 +14,11 @@ from twisted.python.failure import Failure
 from dmsg.apps import exposure
 from dmsg.apps.codes.pake import WrongCode
 from dmsg.apps.codes.stream import CodeEnd, CodeFactory
+from dmsg.apps.codes.words import Code
 from dmsg.apps.parcels import walk as parcels_walk
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.walk import OfferedFiles
+from dmsg.keys import SecKey
 from dmsg.testing.code_kinds import (
     AIMED_STEPS,
     AMBUSH_FAULTS,
@@ -30,10 +32,11 @@ from dmsg.testing.code_kinds import (
     REPLACE_PARTLY_RECEIVED,
     draw_plan,
 )
-from dmsg.testing.code_programs import AGREEING, FINISHING, RECEIVING, STARTING, STATES
+from dmsg.testing.code_programs import AGREEING, FINISHING, RECEIVING, STARTING, STATES, OfferRecord
 from dmsg.testing.code_walk import LARGE_SIZE, follow
 from dmsg.testing.limited_destination import _LimitedFile
 from dmsg.testing.plan import Aim, Plan, Step
+from dmsg.testing.promise import PromiseBroken
 from dmsg.testing.walk_command import Done
 from dmsg.testing.walk_coverage import WalkCoverage
 from tests.testing.walks import WalkCase
@@ -125,6 +128,20 @@ class CodeWalkTests(WalkCase):
         """A receiver reads nothing, so that the sender's data stay on their way."""
         self.patch(CodeEnd, "_proceed", lambda end, protocol: None)
         self.found("without progress", [partial(follow, draw_plan(seed, 0)) for seed in SEEDS])
+
+
+class OfferRecordTests(WalkCase):
+    """Checks of wrong guesses of one offered code."""
+
+    def test_only_the_last_guess_may_be_answered_before_it_is_counted(self) -> None:
+        """An offer counts its last guess when it has ended, which takes a while after the answer."""
+        record = OfferRecord(Code(7, ("guitar", "zoo", "zoo")), SecKey.from_seed(b"sender").public)
+        for verdicts, counted, attempts in ((5, 4, 5), (5, 5, 5), (4, 4, 4), (3, 4, 4)):
+            record.verdicts, record.counted, record.attempts = verdicts, counted, attempts
+            record.check()
+        for verdicts, counted, attempts in ((5, 3, 5), (4, 3, 4), (1, 0, 1), (6, 5, 6), (1, 2, 1)):
+            record.verdicts, record.counted, record.attempts = verdicts, counted, attempts
+            self.assertRaises(PromiseBroken, record.check)
 
 
 class AimedWalkTests(WalkCase):
