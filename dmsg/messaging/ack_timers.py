@@ -7,6 +7,7 @@ from collections.abc import Callable
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 
 from dmsg.messaging.core.acks import ACK_INTERVAL, SEND_GAP, AckLayer, looks_acknowledged
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.streams.outbox import Ticket
 
 UNDECIDED_LIMIT = 2.0
@@ -46,6 +47,7 @@ class AckedEnd:
         self._first = True
         self._stopped = False
         self._timers: dict[str, IDelayedCall] = {}
+        self._undecided: FairTimeout | None = None
         self.decided = decided
 
     @property
@@ -56,7 +58,8 @@ class AckedEnd:
     def may_send(self) -> bool:
         """Whether a payload may be sent now. If not, ``on_ready`` or ``on_undecided`` is called later."""
         if not self.decided:
-            self._start_timer("undecided", UNDECIDED_LIMIT, self._on_undecided)
+            if self._undecided is None and not self._stopped:
+                self._undecided = FairTimeout(self._reactor, UNDECIDED_LIMIT, self._end_undecided)
             return False
         if self._layer.in_flight:
             return False
@@ -65,6 +68,10 @@ class AckedEnd:
             self._start_timer("ready", wait, self._ready)
             return False
         return True
+
+    def _end_undecided(self) -> None:
+        self._undecided = None
+        self._on_undecided()
 
     def send(self, data: bytes | memoryview, ticket: Ticket | None) -> None:
         """Send a payload in one message with the acknowledgements that are due."""
@@ -86,7 +93,7 @@ class AckedEnd:
             return True
         if not self.decided and looks_acknowledged(message):
             self.decided = True
-            self._cancel("undecided")
+            stop_timeout(self._undecided)
             self._ready()
         return not self.decided
 
@@ -151,5 +158,6 @@ class AckedEnd:
     def stop(self) -> None:
         """Cancel the timers, because the channel is closed or the remote uses no acknowledgements."""
         self._stopped = True
+        stop_timeout(self._undecided)
         for name in list(self._timers):
             self._cancel(name)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IDelayedCall, IProtocol, IProtocolFactory, IReactorTime
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
@@ -39,6 +39,7 @@ from dmsg.messaging.streams import ChannelStream
 from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import call_isolated
 from dmsg.net.links.link import Link
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.pending import Pending
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.turns import HoldReason
@@ -106,8 +107,8 @@ class ClientSession(Session):
         super().__init__(turn, server, core, accept)
         self._handshake_limits = handshake_limits
         self._opening: Pending[ClientChannel, ClientChannel] = Pending()
-        self._closing: dict[ClientChannel, IDelayedCall] = {}
-        self._holding: dict[ClientChannel, IDelayedCall] = {}
+        self._closing: dict[ClientChannel, FairTimeout] = {}
+        self._holding: dict[ClientChannel, FairTimeout] = {}
         self._ended: list[ChannelStream] = []
 
     # --- called by the application ---
@@ -193,7 +194,7 @@ class ClientSession(Session):
         channels = list(self.core.channels.values())
         self.core.channels.clear()
         for timer in (*self._closing.values(), *self._holding.values()):
-            timer.cancel()
+            timer.stop()
         self._closing.clear()
         self._holding.clear()
 
@@ -279,8 +280,7 @@ class ClientSession(Session):
         timer = self._closing.pop(channel, None)
         if channel.state is State.ENDED:
             self._expect_closed(channel)
-        if timer is not None:
-            timer.cancel()
+        stop_timeout(timer)
         stream: ChannelStream | None = channel.user
         if stream is not None:
             self._end_stream(stream, stream.reason_of_end(event.reason))
@@ -308,13 +308,12 @@ class ClientSession(Session):
 
         if self._link is not None:
             self._link.hold(HoldReason.UNREAD)
-            self._holding[channel] = self._reactor.callLater(STALL_TIMEOUT, stalled)
+            # A pause of this process also pauses the application.
+            self._holding[channel] = FairTimeout(self._reactor, STALL_TIMEOUT, stalled)
 
     def _end_pause(self, channel: ClientChannel) -> None:
         """End the pause that ``channel`` caused. Reading resumes unless another channel still causes a pause."""
-        timer = self._holding.pop(channel, None)
-        if timer is not None:
-            timer.cancel()
+        stop_timeout(self._holding.pop(channel, None))
         if not self._holding and self._link is not None:
             self._link.release(HoldReason.UNREAD)
 
@@ -354,7 +353,7 @@ class ClientSession(Session):
             if self._link is not None and (self._link.unsent() or self._holding):
                 # The timeout is extended in two cases: CloseChannel is still unsent; or an application on this side
                 # does not read, so that the answer to CloseChannel waits behind the unread data.
-                self._closing[channel] = self._reactor.callLater(CLOSE_TIMEOUT, late)
+                self._closing[channel] = FairTimeout(self._reactor, CLOSE_TIMEOUT, late)
                 return
             del self._closing[channel]
             self._end_now(channel)
@@ -362,12 +361,10 @@ class ClientSession(Session):
                 # Without ChannelClosed, this side cannot know whether the remote has received all data.
                 stream.carrier_closed(CloseReason.UNCONFIRMED)
 
-        self._closing[channel] = self._reactor.callLater(timeout, late)
+        self._closing[channel] = FairTimeout(self._reactor, timeout, late)
 
     def _end_now(self, channel: ClientChannel) -> None:
-        timer = self._closing.pop(channel, None)
-        if timer is not None:
-            timer.cancel()
+        stop_timeout(self._closing.pop(channel, None))
         if self.core.give_up(channel):
             self.flush()
         if channel in self._holding:

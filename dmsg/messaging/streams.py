@@ -11,6 +11,7 @@ from dmsg.errors import CloseReason
 from dmsg.messaging.ack_timers import AckedEnd
 from dmsg.messaging.core.acks import OVERHEAD
 from dmsg.messaging.core.state import ClientChannel
+from dmsg.net.own_pauses import stop_timeout
 from dmsg.net.streams.stream import StreamTransport
 
 
@@ -99,9 +100,8 @@ class ChannelStream(StreamTransport):
     def _close_now(self) -> None:
         if self._loss is None and not self._half_closed:
             self._half_closed = True
-            if self._linger is not None:
-                self._linger.cancel()
-                self._linger = None
+            stop_timeout(self._linger)
+            self._linger = None
             self._carrier.close(CloseReason.UNSPECIFIED)
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ only after ``MIN_PAUSE_SHARE`` of its time, because most answers arrive before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -42,6 +43,8 @@ MAX_EXTENSIONS = 5
 """Maximum number of times that an expired timeout waits once more because its own delayed call was late. A process may
 be so busy that each of its delayed calls is late.
 """
+MIN_ATTEMPT = 0.01
+"""Minimum seconds for one of several attempts."""
 MIN_LEFT = 1e-6
 """Minimum seconds that are left for a further wait, because sums of floating-point numbers are not exact."""
 
@@ -63,6 +66,7 @@ class _PauseRecord:
         self._sums = [0.0] * len(MIN_PAUSES)
         self._users = 0
         self._newest = 0.0
+        self._max_step = math.inf
         self._due = 0.0
         self._call: IDelayedCall | None = None
 
@@ -88,6 +92,15 @@ class _PauseRecord:
         if not self._users:
             cancel_call(self._call)
             self._call = None
+            self._max_step = math.inf
+
+    def limit_step(self, seconds: float) -> None:
+        """Check for pauses at least this often from now on, because a timeout of ten times this length began again."""
+        if seconds < self._max_step:
+            self._max_step = seconds
+            if self._call is not None and self._due > self._reactor.seconds() + seconds:
+                cancel_call(self._call)
+                self._check_later(seconds)
 
     def total(self, kind: int = 0) -> float:
         """Return the sum in seconds of all recorded pauses that are at least ``MIN_PAUSES[kind]`` long.
@@ -98,7 +111,7 @@ class _PauseRecord:
         return self._sums[kind] + (late if late >= MIN_PAUSES[kind] else 0.0)
 
     def _step(self, now: float) -> float:
-        return max(FIRST_CHECK, CHECK_FACTOR * (now - self._newest))
+        return max(FIRST_CHECK, min(CHECK_FACTOR * (now - self._newest), self._max_step))
 
     def _check_later(self, step: float) -> None:
         self._due = self._reactor.seconds() + step
@@ -172,6 +185,31 @@ class PauseMeter:
             record.end()
 
 
+class TimeLeft:
+    """Rest of the time for several attempts in turn, in which pauses of this process do not count.
+
+    :param seconds: seconds for all attempts.
+    """
+
+    def __init__(self, reactor: IReactorTime, seconds: float) -> None:
+        self._seconds = seconds
+        self._meter = PauseMeter(reactor)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that are left. The number is negative if the time is over."""
+        return self._seconds - (self._meter.elapsed - self._meter.paused)
+
+    def share(self, parts: int) -> float:
+        """Return one of so many equal parts of the rest, but at least ``MIN_ATTEMPT``."""
+        return max(self.seconds / parts, MIN_ATTEMPT)
+
+    def stop(self, result: _T) -> _T:
+        """End the measurement, and return ``result``; to be added to the Deferred of the attempts."""
+        self._meter.stop()
+        return result
+
+
 class FairTimeout:
     """Timeout for an answer of another party, in which pauses of this process do not count.
 
@@ -184,6 +222,7 @@ class FairTimeout:
         "_call",
         "_due",
         "_extensions",
+        "_kind",
         "_on_timeout",
         "_paused_before",
         "_reactor",
@@ -195,7 +234,7 @@ class FairTimeout:
         self._reactor = reactor
         self._seconds = seconds
         self._on_timeout: Callable[[], object] | None = on_timeout
-        self._extensions = 0
+        self._extensions = self._kind = 0
         self._record: _PauseRecord | None = None
         self._paused_before = 0.0
         self._began = reactor.seconds()
@@ -204,6 +243,17 @@ class FairTimeout:
     def active(self) -> bool:
         """Return whether the timeout has neither passed nor been stopped."""
         return self._on_timeout is not None
+
+    def restart(self) -> None:
+        """Begin the time again, because the other party has done something.
+
+        The delayed call stays as it is, so this method may be called for each frame.
+        """
+        self._began = self._reactor.seconds()
+        self._extensions = 0
+        if self._record is not None:
+            self._record.limit_step(CHECK_FACTOR * self._seconds)
+            self._paused_before = self._record.total(self._kind)
 
     def stop(self) -> None:
         """End the timeout."""
@@ -229,28 +279,58 @@ class FairTimeout:
 
     def _left(self) -> float:
         """Return the seconds that the other party still has."""
-        if not _can_pause(self._reactor):
-            return 0.0
         now = self._reactor.seconds()
+        if not _can_pause(self._reactor):
+            return self._seconds - (now - self._began)
         late = now - self._due
-        kind = max(
-            (kind for kind, least in enumerate(MIN_PAUSES) if least <= MIN_PAUSE_SHARE * self._seconds), default=0
-        )
         if late < 0:
             # The clock was set back together with the calls. All times move with it.
             self._began += late
         if self._record is None:
-            if late >= MIN_PAUSES[kind]:
-                self._began += late
+            shortest = MIN_PAUSE_SHARE * self._seconds
+            self._kind = max((kind for kind, least in enumerate(MIN_PAUSES) if least <= shortest), default=0)
+            if late >= MIN_PAUSES[self._kind]:
+                self._began = min(self._began + late, now)
             self._record = _record_of(self._reactor)
             self._record.begin(now - self._began)
-            self._paused_before = self._record.total(kind)
-        left = self._seconds - (now - self._began - (self._record.total(kind) - self._paused_before))
+            self._paused_before = self._record.total(self._kind)
+        left = self._seconds - (now - self._began - (self._record.total(self._kind) - self._paused_before))
         if left < FIRST_CHECK and late >= MIN_PAUSES[0] and self._extensions < MAX_EXTENSIONS:
             # An answer that arrived during the pause is read before the next check.
             self._extensions += 1
             left = FIRST_CHECK
         return left
+
+
+class PausesBetweenChecks:
+    """Pauses of this process between the periodic checks of others, which need no further delayed calls.
+
+    :param interval: seconds between two checks.
+    """
+
+    def __init__(self, reactor: IReactorTime, interval: float) -> None:
+        self._reactor = reactor
+        self._interval = interval
+        self._was_late = False
+        self._last: float | None = None
+
+    def begin(self) -> None:
+        """Begin an interval now. Without this call, the first check begins it."""
+        self._last = self._reactor.seconds()
+
+    def measure(self) -> float:
+        """Return by how many seconds to delay all deadlines of the others, in each check."""
+        now = self._reactor.seconds()
+        passed = 0.0 if self._last is None else now - self._last
+        self._last = now
+        late = passed - self._interval
+        if not _can_pause(self._reactor) or late < CHECK_FACTOR * self._interval:
+            self._was_late = False
+            return 0.0
+        # A check after a pause counts no time at all, because this process has not read yet what arrived meanwhile. If
+        # each check is late, every second one counts.
+        self._was_late = not self._was_late
+        return passed if self._was_late else late
 
 
 def stop_timeout(timeout: FairTimeout | None) -> None:

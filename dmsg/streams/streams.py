@@ -21,6 +21,7 @@ from dmsg.base.log_throttle import LogThrottle
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.isolate import call_isolated
+from dmsg.net.own_pauses import PausesBetweenChecks
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.streams.carrier import ClientStream, NoCarrier
@@ -117,6 +118,9 @@ class Streams:
         self._waiting_of: Counter[IAddress] = Counter()
         self._searching: dict[ClientStream, Deferred[None]] = {}
         self._watch: IDelayedCall | None = None
+        self._pauses = PausesBetweenChecks(reactor, STALL_CHECK)
+        self._paused = 0.0
+        """Seconds for which this process was paused between checks for stalled streams."""
         self._progress: dict[ClientStream, tuple[int, float]] = {}
         self._quiet: dict[ClientStream, tuple[tuple[int, int], float]] = {}
         self._stopped = False
@@ -334,21 +338,24 @@ class Streams:
 
     def _watch_soon(self) -> None:
         if self._watch is None and not self._stopped:
+            self._pauses.begin()
             self._watch = self._reactor.callLater(STALL_CHECK, self._check_streams)
 
     def _check_streams(self) -> None:
         self._watch = None
         now = self._reactor.seconds()
+        self._paused += self._pauses.measure()
+        awake = now - self._paused
         self._ended = {token: ended for token, ended in self._ended.items() if ended[0] > now}
         for stream in list(self._live.values()):
             end = stream.secure_end
             before = self._progress.get(stream)
             if not end.in_flight or end.transport is None:
                 self._progress.pop(stream, None)
-                self._check_quiet(stream, now)
+                self._check_quiet(stream, awake)
             elif before is None or before[0] != end.acknowledged:
-                self._progress[stream] = (end.acknowledged, now)
-            elif now - before[1] >= STALL_TIME:
+                self._progress[stream] = (end.acknowledged, awake)
+            elif awake - before[1] >= STALL_TIME:
                 del self._progress[stream]
                 if end.initiator and stream not in self._searching:
                     self._search(stream)
@@ -388,20 +395,22 @@ class Streams:
             count, held = count - 1, held - size
         return surplus
 
-    def _check_quiet(self, stream: ClientStream, now: float) -> None:
+    def _check_quiet(self, stream: ClientStream, awake: float) -> None:
         """Probe an idle stream, because a server may be dropping the data that the other end sends.
 
         Only the initiator sends probes, because only the initiator can resume the stream. The probe is a frame without
         data. If its ACK does not arrive, the stream counts as stalled.
+
+        :param awake: time of the reactor's clock, less the pauses of this process.
         """
         end = stream.secure_end
         before = self._quiet.get(stream)
         if end.transport is None or not end.initiator:
             self._quiet.pop(stream, None)
         elif before is None or before[0] != (end.received, end.acknowledged):
-            self._quiet[stream] = (end.received, end.acknowledged), now
-        elif now - before[1] >= PROBE_AFTER:
-            self._quiet[stream] = before[0], now
+            self._quiet[stream] = (end.received, end.acknowledged), awake
+        elif awake - before[1] >= PROBE_AFTER:
+            self._quiet[stream] = before[0], awake
             stream.probe()
 
     def stop(self) -> None:

@@ -12,9 +12,10 @@ from dmsg.errors import CloseReason, DmsgTimeout, DropReason, LocalProtocolError
 from dmsg.messaging.core.agreement import Offer
 from dmsg.messaging.core.table import MAX_PINGS
 from dmsg.messaging.core.wire import CHANNEL_CLOSED, CHANNEL_OPENED, CLOSE_CHANNEL, OPEN_CHANNEL, SEND, Profile
-from dmsg.messaging.session import CLOSE_TIMEOUT, ClientSession
+from dmsg.messaging.session import CLOSE_TIMEOUT, STALL_TIMEOUT, UNREAD_PAUSE, ClientSession
 from dmsg.net.streams.address import StreamLost
 from tests.messaging.support import KEYS, Network, RawClient, vectors
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import Accepting, Recorder
 
 A, B, X = KEYS["A"], KEYS["B"], KEYS["X"]
@@ -367,6 +368,34 @@ class K_ClosingTests(ChannelCase):
         raw.send(CHANNEL_CLOSED, b"\xff")
         self.network.settle()
         mine.lost.trap(ConnectionDone)
+
+    def test_K3_pauses_of_this_process_do_not_count(self) -> None:
+        let_pause(self.network.clock)
+        mine, _ = self.raw_pair()
+        mine.transport.loseConnection()
+        self.network.settle()
+        self.network.clock.advance(10 * CLOSE_TIMEOUT)
+        pass_time(self.network.clock, CLOSE_TIMEOUT - 0.1)
+        self.assertIsNone(mine.lost)
+        pass_time(self.network.clock, 0.2)
+        self.assertEqual(mine.lost.value.close_reason, CloseReason.UNCONFIRMED)
+
+    def test_an_application_that_does_not_read_loses_its_stream(self) -> None:
+        """Otherwise it would keep the link paused.  A pause of the process also pauses the application."""
+        let_pause(self.network.clock)
+        mine, theirs = self.pair()
+        theirs.transport.pauseProducing()
+        mine.transport.write(bytes(2 * UNREAD_PAUSE))
+        self.network.settle()
+        pass_time(self.network.clock, 1.0)
+        self.network.settle()
+        self.network.clock.advance(10 * STALL_TIMEOUT)
+        pass_time(self.network.clock, STALL_TIMEOUT - 1.5)
+        self.assertEqual(len(self.b._holding), 1)
+        pass_time(self.network.clock, 2.0)
+        self.assertEqual(self.b._holding, {})
+        theirs.transport.resumeProducing()
+        self.assertEqual(theirs.lost.value.close_reason, CloseReason.STALLED)
 
     def test_K3_no_answer_to_close(self) -> None:
         mine, raw = self.raw_pair()

@@ -21,6 +21,7 @@ from dmsg.net.streams.stream import LINGER
 from tests.messaging.core.test_relay import RelayCase
 from tests.messaging.stock import StockChannel, StockClient
 from tests.messaging.support import KEYS, Network, vectors
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import Accepting, Recorder
 
 ERAS = {"2019-03-06": (False, True), "2019-03-13": (True, True), "2019-04-15": (True, False)}
@@ -286,6 +287,22 @@ class DialTests(SynchronousTestCase):
             self.assertEqual((protocol.data, stock.accepted[0].data, stock.panics), (b"first", b"waits", []))
             network.advance(UNDECIDED_LIMIT)
             self.assertIsNone(protocol.lost)
+
+    def test_pauses_of_this_process_do_not_count_while_a_remote_is_undecided(self) -> None:
+        network = OldNetwork()
+        let_pause(network.clock)
+        stock = network.stock(KEYS["B"], "2019-03-13")
+        mine = Accepting()
+        network.client(KEYS["A"]).open(stock.key.public, mine, acks=None)
+        network.settle()
+        (protocol,) = mine.built
+        protocol.transport.write(b"x")
+        network.settle()
+        network.clock.advance(10 * UNDECIDED_LIMIT)
+        pass_time(network.clock, UNDECIDED_LIMIT - 0.2)
+        self.assertIsNone(protocol.lost)
+        pass_time(network.clock, 0.3)
+        self.assertEqual(protocol.lost.value.close_reason, CloseReason.ACKS_UNKNOWN)
 
     def test_an_undecided_remote_is_decided_after_a_limit(self) -> None:
         network = OldNetwork()

@@ -88,8 +88,8 @@ OF_STREAMS: dict[str, tuple[str, Sequence[Change]]] = {
         _STREAM,
         [
             (
-                "callLater(LINGER, self._lingered)\n        self._schedule()\n\n    def window_opened",
-                "callLater(LINGER, self._lingered)\n\n    def window_opened",
+                "FairTimeout(self._reactor, LINGER, self._lingered)\n        self._schedule()\n\n    def window_opened",
+                "FairTimeout(self._reactor, LINGER, self._lingered)\n\n    def window_opened",
             )
         ],
     ),
@@ -101,7 +101,7 @@ OF_STREAMS: dict[str, tuple[str, Sequence[Change]]] = {
         _STREAM,
         [("if self._paused or self._unread or self._delivering:", "if self._paused or self._delivering:")],
     ),
-    "stalls are never noticed": (_STREAMS, [("elif now - before[1] >= STALL_TIME:", "elif False:")]),
+    "stalls are never noticed": (_STREAMS, [("elif awake - before[1] >= STALL_TIME:", "elif False:")]),
     "a generation may be used again": (
         _STREAMS,
         [("resume.generation > stream.secure_end.generation", "resume.generation >= stream.secure_end.generation")],

@@ -12,7 +12,16 @@ from twisted.python.failure import Failure
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DmsgError, DmsgTimeout
-from dmsg.net.own_pauses import FairTimeout, PauseMeter, add_fair_timeout, stop_timeout
+from dmsg.net.own_pauses import (
+    MAX_EXTENSIONS,
+    MIN_ATTEMPT,
+    FairTimeout,
+    PauseMeter,
+    PausesBetweenChecks,
+    TimeLeft,
+    add_fair_timeout,
+    stop_timeout,
+)
 from dmsg.testing.network import Network
 from dmsg.v2019.pings import PING_TIMEOUT, Pings
 
@@ -223,6 +232,88 @@ class PauseTests(SynchronousTestCase):
         pass_time(self.clock, 0.2)
         self.assertEqual(self.timeouts, 1)
 
+    def test_a_restarted_timeout_begins_again(self) -> None:
+        """Pauses before and after the restart do not count, and the restart makes no call."""
+        for before in (0.1, 4.0):  # Before and after the timeout has joined the record of pauses.
+            self.timeouts = 0
+            timeout = FairTimeout(self.clock, 10.0, self.on_timeout)
+            pass_time(self.clock, before)
+            self.clock.advance(30.0)
+            pass_time(self.clock, 5.0)
+            calls = set(self.clock.getDelayedCalls())
+            timeout.restart()
+            self.assertEqual(set(self.clock.getDelayedCalls()), calls)
+            pass_time(self.clock, 5.0)
+            self.clock.advance(30.0)
+            pass_time(self.clock, 3.9)
+            self.assertEqual(self.timeouts, 0)
+            pass_time(self.clock, 1.5)
+            self.assertEqual((self.timeouts, self.clock.getDelayedCalls()), (1, []))
+
+    def test_a_timeout_that_was_restarted_for_long_measures_pauses_as_exactly_as_a_new_one(self) -> None:
+        timeout = FairTimeout(self.clock, 10.0, self.on_timeout)
+        for second in range(3600):
+            self.run_calls(second + 1.0)
+            timeout.restart()
+        self.clock.advance(60.0)
+        pass_time(self.clock, 8.9)
+        self.assertEqual(self.timeouts, 0)
+        pass_time(self.clock, 1.5)
+        self.assertEqual((self.timeouts, self.clock.getDelayedCalls()), (1, []))
+
+    def test_a_restart_after_long_makes_checks_frequent(self) -> None:
+        FairTimeout(self.clock, 3600.0, self.on_timeout)
+        timeout = FairTimeout(self.clock, 1800.0, self.on_timeout)
+        short = FairTimeout(self.clock, 10.0, lambda: None)
+        self.run_calls(9.0)
+        short.restart()
+        short.stop()
+        self.run_calls(1500.0)
+        delays = self.count_calls()
+        timeout.restart()
+        self.assertLessEqual(max(delays, default=0.0), 180.0)
+        self.assertTrue(timeout.active())
+
+    def test_a_timeout_that_is_restarted_during_a_pause_has_no_more_than_its_time(self) -> None:
+        timeout = FairTimeout(self.clock, 10.0, self.on_timeout)
+        self.clock.rightNow += 60.0
+        timeout.restart()
+        self.clock.advance(0)
+        pass_time(self.clock, 9.9)
+        self.assertEqual(self.timeouts, 0)
+        pass_time(self.clock, 0.2)
+        self.assertEqual(self.timeouts, 1)
+
+    def test_a_restarted_timeout_may_be_extended_again(self) -> None:
+        timeout = FairTimeout(self.clock, 1.0, self.on_timeout)
+        for _ in range(MAX_EXTENSIONS + 1):
+            pass_time(self.clock, 0.99)
+            self.clock.advance(1.0)
+            self.assertEqual(self.timeouts, 0)
+            timeout.restart()
+        timeout.stop()
+
+    def test_a_restart_works_without_pauses(self) -> None:
+        clock = Clock()
+        timeout = FairTimeout(clock, 10.0, self.on_timeout)
+        clock.advance(6.0)
+        timeout.restart()
+        clock.advance(6.0)
+        self.assertEqual(self.timeouts, 0)
+        clock.advance(4.0)
+        self.assertEqual((self.timeouts, clock.getDelayedCalls()), (1, []))
+
+    def test_attempts_share_the_time_without_pauses(self) -> None:
+        time_left = TimeLeft(self.clock, 10.0)
+        pass_time(self.clock, 4.0)
+        self.clock.advance(60.0)
+        self.assertApproximates(time_left.seconds, 6.0, 0.5)
+        self.assertApproximates(time_left.share(3), 2.0, 0.2)
+        pass_time(self.clock, 7.0)
+        self.assertLess(time_left.seconds, 0.0)
+        self.assertEqual(time_left.share(3), MIN_ATTEMPT)
+        self.assertEqual((time_left.stop("result"), self.clock.getDelayedCalls()), ("result", []))
+
     def test_each_reactor_has_its_own_pauses(self) -> None:
         other = PausingClock()
         FairTimeout(self.clock, 10.0, self.on_timeout)
@@ -266,6 +357,42 @@ class PauseTests(SynchronousTestCase):
         timeout.stop()
         pass_time(self.clock, 2.0)
         self.assertEqual((self.timeouts, self.clock.getDelayedCalls()), (0, []))
+
+
+class CheckTests(SynchronousTestCase):
+    """Pauses between periodic checks."""
+
+    def setUp(self) -> None:
+        self.clock = PausingClock()
+        self.pauses = PausesBetweenChecks(self.clock, 5.0)
+        self.pauses.begin()
+
+    def check(self, *seconds: float) -> list[float]:
+        found = []
+        for one in seconds:
+            self.clock.advance(one)
+            found.append(self.pauses.measure())
+        return found
+
+    def test_a_check_after_a_pause_counts_no_time(self) -> None:
+        self.assertEqual(self.check(5.0, 5.4, 65.0, 5.0, 3.0, 65.0), [0.0, 0.0, 65.0, 0.0, 0.0, 65.0])
+
+    def test_if_each_check_is_late_every_second_one_counts(self) -> None:
+        self.assertEqual(self.check(7.0, 7.0, 7.0, 7.0), [7.0, 2.0, 7.0, 2.0])
+
+    def test_the_time_before_the_checks_is_no_pause(self) -> None:
+        self.clock.advance(60.0)
+        self.pauses.begin()
+        self.assertEqual(self.check(5.0), [0.0])
+        self.pauses = PausesBetweenChecks(self.clock, 5.0)
+        self.assertEqual(self.check(60.0, 60.0), [0.0, 60.0])
+
+    def test_a_step_of_a_clock_is_no_pause(self) -> None:
+        clock = Clock()
+        pauses = PausesBetweenChecks(clock, 5.0)
+        pauses.begin()
+        clock.advance(60.0)
+        self.assertEqual(pauses.measure(), 0.0)
 
 
 class HostTests(SynchronousTestCase):

@@ -18,6 +18,7 @@ from dmsg.streams.probes import MAX_PROBES, PROBE_TIME, Probes
 from dmsg.streams.streams import IDLE_MOVES, IDLE_PAUSE, PROBE_AFTER, STALL_CHECK, STALL_TIME
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 from dmsg.v2019.transport_streams import TransportStreams
+from tests.net.test_own_pauses import let_pause
 from tests.support import KEYS
 
 A, B, C = (KEYS[name].public for name in "ABC")
@@ -389,6 +390,20 @@ class WatchTests(StreamsCase):
         self.assertEqual([stream for stream, _ in self.searches], [one])
         self.assertEqual((carrier.left, self.table.suspended), ([CloseReason.STALLED], 1))
         self.assertIsNotNone(one.end.transport, "it keeps its way until there is another")
+
+    def test_a_pause_of_this_process_is_no_stall(self) -> None:
+        """Neither if it is long, nor if the ACK arrives during a short one just before a check."""
+        let_pause(self.clock)
+        stream = self.add()
+        stream.end.in_flight.append("x")
+        self.look(STALL_TIME)
+        self.clock.advance(10 * STALL_TIME)
+        self.assertEqual(self.searches, [])
+        stream.end.acknowledged += 1
+        self.look(STALL_TIME)
+        self.assertEqual(self.searches, [])
+        self.look(STALL_CHECK)
+        self.assertEqual([one for one, _ in self.searches], [stream])
 
     def test_a_search_that_finds_no_other_server_leaves_the_one_that_stalls(self) -> None:
         """It may be the only server, and have lost a single frame. Only a new transport brings this frame again."""

@@ -1,10 +1,15 @@
-"""Timers for the deadlines of a stream. When a timer fires, a callback decides whether the deadline still applies."""
+"""Timers for the deadlines of a stream. When a timer fires, a callback decides whether the deadline still applies.
+
+Pauses of this process do not count, because meanwhile it reads nothing that the other end sends.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
+
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 
 READ, WRITE, IDLE = "read", "write", "idle"
 
@@ -16,23 +21,20 @@ class Deadlines:
     :ivar idle: maximum number of seconds without traffic; None for no limit.
     """
 
-    __slots__ = ("_last_traffic", "_on_timeout", "_reactor", "_timers", "idle")
+    __slots__ = ("_on_timeout", "_reactor", "_timers", "idle")
 
     def __init__(self, reactor: IReactorTime, on_timeout: Callable[[str], None]) -> None:
         self._reactor = reactor
         self._on_timeout = on_timeout
-        self._timers: dict[str, IDelayedCall] = {}
+        self._timers: dict[str, FairTimeout] = {}
         self.idle: float | None = None
-        self._last_traffic = 0.0
 
     def set(self, name: str, seconds: float | None, is_relevant: Callable[[], bool]) -> None:
         """Set a deadline ``seconds`` from now, or cancel the deadline if ``seconds`` is None.
 
         :param is_relevant: called when the deadline has passed. If it returns False, the deadline is ignored.
         """
-        timer = self._timers.pop(name, None)
-        if timer is not None:
-            timer.cancel()
+        stop_timeout(self._timers.pop(name, None))
         if seconds is None:
             return
 
@@ -41,41 +43,22 @@ class Deadlines:
             if is_relevant():
                 self._on_timeout(name)
 
-        self._timers[name] = self._reactor.callLater(seconds, late)
+        self._timers[name] = FairTimeout(self._reactor, seconds, late)
 
     def set_idle(self, seconds: float | None) -> None:
         """Set the maximum number of seconds without traffic; None disables the limit."""
         self.idle = seconds
-        self.traffic()
-        self._watch_idle()
+        self.set(IDLE, seconds, lambda: True)
 
     def traffic(self) -> None:
         """Record that data have arrived or were acknowledged."""
-        if self.idle is not None:
-            self._last_traffic = self._reactor.seconds()
-
-    def _watch_idle(self) -> None:
-        if self.idle is None:
-            self.set(IDLE, None, lambda: False)
-            return
-        # Traffic only records the time, and a single timer checks this time later. Resetting a timer for each frame
-        # would take longer than handling the frame.
-        left = self._last_traffic + self.idle - self._reactor.seconds()
-        # The timer waits at least a millisecond. A remaining time below the clock's resolution would make the timer
-        # fire repeatedly at the same time.
-        self.set(IDLE, max(left, 0.001), self._is_idle)
-
-    def _is_idle(self) -> bool:
-        assert self.idle is not None
-        if self._reactor.seconds() - self._last_traffic >= self.idle:
-            return True
-        self._watch_idle()
-        return False
+        if timer := self._timers.get(IDLE):
+            timer.restart()
 
     def cancel(self) -> None:
         """Cancel all timers, because the stream has ended."""
         for timer in self._timers.values():
-            timer.cancel()
+            timer.stop()
         self._timers.clear()
         # The callback refers to the stream. It is deleted, so that the memory of the stream is freed without the
         # garbage collector.

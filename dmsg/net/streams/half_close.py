@@ -11,10 +11,11 @@ from typing import TypeVar
 
 from twisted.internet.defer import Deferred, fail
 from twisted.internet.error import ConnectionLost
-from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol, IProtocol, IReactorTime
+from twisted.internet.interfaces import IHalfCloseableProtocol, IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.errors import TransportClosed
+from dmsg.net.own_pauses import FairTimeout
 from dmsg.net.streams.outbox import EndOfData, Outbox
 from dmsg.net.streams.producers import ProducerHolder
 
@@ -46,7 +47,7 @@ class HalfClosing:
     _remote_ended = False
     _remote_end_told = False
     _half_close_failed = False
-    _last_wait: IDelayedCall | None = None
+    _last_wait: FairTimeout | None = None
     _reactor: IReactorTime
 
     # --- hooks that the stream overrides ---
@@ -170,4 +171,4 @@ class HalfClosing:
         if not self._leaves_closing_to_remote:
             self._close_now()
         elif self._last_wait is None:
-            self._last_wait = self._reactor.callLater(CLOSE_WAIT, self._close_now)
+            self._last_wait = FairTimeout(self._reactor, CLOSE_WAIT, self._close_now)

@@ -16,7 +16,6 @@ from twisted.internet.error import ConnectionAborted, ConnectionDone
 from twisted.internet.interfaces import (
     IAddress,
     IConsumer,
-    IDelayedCall,
     IProducer,
     IProtocol,
     IPushProducer,
@@ -30,7 +29,7 @@ from zope.interface import implementer
 from dmsg.base.buffers import NO_QUEUE
 from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClosed
 from dmsg.keys import PubKey
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, add_fair_timeout, stop_timeout
 from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.deadlines import DeadlineMixin
 from dmsg.net.streams.half_close import HalfClosing
@@ -83,7 +82,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._protocol: IProtocol | None = None
         self._outbox = Outbox()
         self._scheduled = False
-        self._linger: IDelayedCall | None = None
+        self._linger: FairTimeout | None = None
         self._producing = ProducerHolder()
         self._suspended = False
         self.away_since: float | None = None
@@ -139,7 +138,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         if self._deadlines is not None and not probed and count:
             self._deadlines.traffic()
         if self._linger is not None and count:
-            self._linger.reset(LINGER)
+            self._linger.restart()
         if self._outbox.waiting or self.disconnecting:
             self._schedule()
 
@@ -151,9 +150,8 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._outbox.free_if_empty()
         if self.away_since is None:
             self.away_since = self._reactor.seconds()
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
+        stop_timeout(self._linger)
+        self._linger = None
 
     def requeue(self, frames: Sequence[tuple[bytes | memoryview, object]]) -> None:
         """Put frames that did not arrive back at the front of the send queue."""
@@ -166,7 +164,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._suspended = False
         self.away_since = None
         if self.disconnecting and self._loss is None and self._linger is None:
-            self._linger = self._reactor.callLater(LINGER, self._lingered)
+            self._linger = FairTimeout(self._reactor, LINGER, self._lingered)
         self._schedule()
 
     def window_opened(self) -> None:
@@ -275,7 +273,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._outbox.wait(ticket)
         self._enqueue(data, ticket)
         if timeout is not None:
-            deferred.addTimeout(timeout, self._reactor, _timed_out)
+            add_fair_timeout(deferred, timeout, self._reactor, _timed_out)
         return deferred
 
     def probe(self) -> None:
@@ -406,7 +404,7 @@ class StreamTransport(HalfClosing, DeadlineMixin):
             return
         self.disconnecting = True
         if not self._suspended:
-            self._linger = self._reactor.callLater(LINGER, self._lingered)
+            self._linger = FairTimeout(self._reactor, LINGER, self._lingered)
         self._schedule()
 
     def abortConnection(self) -> None:
@@ -456,9 +454,9 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._loss = failure
         self._reason = reason
         self.disconnecting = True
-        cancel_call(self._linger)
+        stop_timeout(self._linger)
         self._linger = None
-        cancel_call(self._last_wait)
+        stop_timeout(self._last_wait)
         self._end_deadlines()
         # Pending calls of ``send`` fail first, then the producer is stopped. connectionLost comes last, after all
         # received data.

@@ -14,10 +14,12 @@ from dmsg.errors import CloseReason, DmsgTimeout, SendBufferFull, TransportClose
 from dmsg.keys import SecKey
 from dmsg.net.streams import stream as stream_module
 from dmsg.net.streams.address import DmsgAddress, StreamLost, StreamTimeout
+from dmsg.net.streams.half_close import CLOSE_WAIT
 from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import JOIN_SIZE, LARGEST_PIECE, SMALL_WRITE
 from dmsg.net.streams.producers import SEND_HIGH_WATER
 from dmsg.net.streams.stream import LINGER, UNREAD_PIECE, UNREAD_PIECES, UNREAD_STREAMS, StreamTransport
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import Producer, Recorder
 
 ADDRESS = DmsgAddress(SecKey.from_seed(b"stream").public, 7)
@@ -598,6 +600,68 @@ class EndTests(StreamCase):
         self.assertFalse(self.stream.has_ended)
         self.clock.advance(0.5)
         self.assertEqual(str(self.lost), "idle deadline passed")
+
+    def check_pause(self, seconds: float) -> None:
+        """Check that the stream ends after ``seconds`` in which this process does not pause."""
+        self.assertFalse(self.carrier.closed or self.stream.has_ended)
+        pass_time(self.clock, seconds / 2)
+        self.clock.advance(10 * seconds)
+        pass_time(self.clock, 0.45 * seconds)
+        self.assertFalse(self.carrier.closed or self.stream.has_ended)
+        pass_time(self.clock, 0.1 * seconds)
+        self.assertTrue(self.carrier.closed or self.stream.has_ended)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_pauses_of_this_process_do_not_count_towards_deadlines(self) -> None:
+        def set_write_deadline(seconds: float) -> None:
+            self.stream.write(b"x")
+            self.carrier.turn()
+            self.stream.setWriteDeadline(seconds)
+
+        def linger(seconds: float) -> None:
+            self.assertEqual(seconds, LINGER)
+            self.carrier.window = 1
+            self.stream.write(bytes(3000))
+            self.stream.loseConnection()
+            self.carrier.turn()
+            pass_time(self.clock, 1.0)
+            self.clock.advance(10 * seconds)
+            self.carrier.ack(self.stream)
+
+        def set_idle_timeout(seconds: float) -> None:
+            self.stream.setIdleTimeout(seconds)
+            pass_time(self.clock, 1.0)
+            self.clock.advance(10 * seconds)
+            pass_time(self.clock, 1.0)
+            self.stream.data_received(b"x")
+
+        def end_both_directions(seconds: float) -> None:
+            self.assertEqual(seconds, CLOSE_WAIT)
+            self.patch(StreamTransport, "_leaves_closing_to_remote", True)
+            self.stream._end_acknowledged = self.stream._remote_end_told = True
+            self.stream._close_if_both_ended()
+
+        for begin in (
+            lambda seconds: self.stream.setReadDeadline(seconds),
+            set_write_deadline,
+            set_idle_timeout,
+            linger,
+            end_both_directions,
+        ):
+            self.setUp()
+            let_pause(self.clock)
+            begin(10.0)
+            self.check_pause(10.0)
+
+    def test_pauses_of_this_process_do_not_count_towards_a_send(self) -> None:
+        let_pause(self.clock)
+        sending = self.stream.send(b"x", timeout=10)
+        self.carrier.turn()
+        self.clock.advance(100)
+        pass_time(self.clock, 9.5)
+        self.assertNoResult(sending)
+        pass_time(self.clock, 0.6)
+        self.failureResultOf(sending, DmsgTimeout)
 
     def test_streams_have_both_addresses(self) -> None:
         self.assertEqual((self.stream.getPeer(), self.stream.getHost()), (ADDRESS, ADDRESS))
