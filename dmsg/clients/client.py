@@ -37,9 +37,9 @@ from dmsg.errors import (
     WrongDiscovery,
 )
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.deadlines import no_answer
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.race import CarrierMemory
+from dmsg.net.own_pauses import TimeLeft, add_fair_timeout
 from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
 from dmsg.net.streams.address import DmsgAddress
@@ -269,7 +269,7 @@ class DelegatedClient(Service, Generic[SessionT]):
             self._waiting.pop(waiting, None)
             return result
 
-        return waiting.addBoth(over).addTimeout(timeout, self._reactor, too_late)
+        return add_fair_timeout(waiting.addBoth(over), timeout, self._reactor, too_late)
 
     def listen(self, factory: IProtocolFactory, port: int = 0) -> IListeningPort:
         """Accept streams at ``port``; ``factory`` builds their protocols. A port has at most one listener.
@@ -360,9 +360,11 @@ class DelegatedClient(Service, Generic[SessionT]):
         :param via: only server to use; None for all.
         """
         attempts: list[tuple[str, str]] = []
+        time_left = TimeLeft(self._reactor, timeout)
         # The coroutine adds to ``attempts`` while it runs, so that the error after a timeout can list the servers that
         # were tried.
-        connecting = Deferred.fromCoroutine(self._try_servers(remote, prepare, timeout, via, attempts))
+        connecting = Deferred.fromCoroutine(self._try_servers(remote, prepare, time_left, via, attempts))
+        connecting.addBoth(time_left.stop)
 
         def too_late(result: IProtocol | Failure, seconds: float) -> IProtocol:
             if isinstance(result, Failure):
@@ -370,17 +372,16 @@ class DelegatedClient(Service, Generic[SessionT]):
                 raise ConnectTimeout(text, tuple(attempts), str(remote)) from None
             return result
 
-        return connecting.addTimeout(timeout, self._reactor, too_late)
+        return add_fair_timeout(connecting, timeout, self._reactor, too_late)
 
     async def _try_servers(
         self,
         remote: PubKey,
         prepare: Callable[[PubKey, Entry], Opening[SessionT]],
-        timeout: float,
+        time_left: TimeLeft,
         via: PubKey | None,
         attempts: list[tuple[str, str]],
     ) -> IProtocol:
-        deadline = self._reactor.seconds() + timeout
         tried: set[PubKey] = set()
         reasons: dict[PubKey, object] = {}
         rounds = 0
@@ -400,13 +401,10 @@ class DelegatedClient(Service, Generic[SessionT]):
                 # Each server gets an equal share of the time left, so that a dead server cannot use up the whole
                 # timeout. The share is computed again once the session is open, because opening it took some of the
                 # time.
-                left = deadline - self._reactor.seconds()
-                share = max(left / (len(servers) - position), 0.01)
+                share = time_left.share(len(servers) - position)
                 try:
-                    session: SessionT = await self._set.session(server).addTimeout(share, self._reactor, no_answer)
-                    left = deadline - self._reactor.seconds()
-                    share = max(left / (len(servers) - position), 0.01)
-                    return await opening(session, share)
+                    session: SessionT = await add_fair_timeout(self._set.session(server), share, self._reactor)
+                    return await opening(session, time_left.share(len(servers) - position))
                 except CancelledError:
                     raise
                 except TimeoutError as error:
@@ -425,7 +423,7 @@ class DelegatedClient(Service, Generic[SessionT]):
             # may succeed.
             limited = {server for server, reason in reasons.items() if reason == CloseReason.RATE_LIMITED}
             delay = retry_delay(rounds, self._random)
-            if not limited or CloseReason.REFUSED in reasons.values() or self._reactor.seconds() + delay >= deadline:
+            if not limited or CloseReason.REFUSED in reasons.values() or delay >= time_left.seconds:
                 raise _not_reached(remote, attempts, reasons.values())
             # Servers that refused the attempt because of a rate limit are tried again. Other clients may have used up
             # the limit, and it allows new attempts after a short time.

@@ -27,8 +27,8 @@ from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.deadlines import no_answer
 from dmsg.net.isolate import call_isolated
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.retry import JITTER, retry_delay
 from dmsg.net.retry_loop import RetryLoop
 from dmsg.net.streams.stream import StreamTransport
@@ -407,7 +407,7 @@ class ServerSet(Generic[SessionT]):
         """Wait for the servers of the expected remote, if there is one."""
         expected, self._expected = self._expected, None
         if expected is not None:
-            self._expected_servers = await expected.addTimeout(EXPECT_TIMEOUT, self._reactor, no_answer)
+            self._expected_servers = await add_fair_timeout(expected, EXPECT_TIMEOUT, self._reactor)
 
     def _add_link(self, entry: Entry) -> bool:
         try:

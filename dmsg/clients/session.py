@@ -21,6 +21,7 @@ from dmsg.net.carriers.names import PLAIN, Carrier
 from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import call_isolated, dispatch
 from dmsg.net.links.link import Link
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.net.turn_share import CLIENT_FRAMES
 
@@ -283,7 +284,7 @@ def wait_for_answer(
             session.flush()
         return failure
 
-    waiting.addTimeout(timeout, reactor, no_answer)
+    add_fair_timeout(waiting, timeout, reactor, no_answer)
     waiting.addErrback(failed)
     session.flush()
     return waiting

@@ -11,9 +11,9 @@ from twisted.python.failure import Failure
 from dmsg.net.addresses import parse_address
 from dmsg.net.carriers.endpoint import carrier_endpoint
 from dmsg.net.carriers.names import PLAIN, Carrier
-from dmsg.net.deadlines import no_answer
 from dmsg.net.links.connect import LinkClientEndpoint, MakeLink
 from dmsg.net.links.link import Link
+from dmsg.net.own_pauses import add_fair_timeout
 
 CHECK_TIMEOUT = 10.0
 """Seconds that the reachability check may take."""
@@ -58,4 +58,4 @@ def check_reachability(
     connecting = LinkClientEndpoint(reactor, endpoint, make_link).connect(lambda remote: _Visitor())
     # The timeout of the endpoint covers only the connection. The handshake needs one, too, because another program at
     # the address may accept the connection and then send nothing.
-    return connecting.addTimeout(CHECK_TIMEOUT, reactor, no_answer)
+    return add_fair_timeout(connecting, CHECK_TIMEOUT, reactor)

@@ -9,13 +9,14 @@ confirms within a round trip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-from twisted.internet.interfaces import IDelayedCall, IProtocolFactory, IReactorTime
+from twisted.internet.interfaces import IProtocolFactory, IReactorTime
 
 from dmsg.base.priority_queue import PriorityQueue
 from dmsg.keys import PubKey
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout
 from dmsg.v2019.core.state import ClientTransport, State
 
 CONFIRM_TIMEOUT = 10.0
@@ -29,7 +30,7 @@ class Unconfirmed(NamedTuple):
     :ivar factory: factory for the new stream. None if the transport resumes a stream, or is to be upgraded first.
     """
 
-    timer: IDelayedCall
+    timer: FairTimeout
     asked_at: float
     factory: IProtocolFactory | None
 
@@ -57,7 +58,7 @@ class Confirmations:
 
     def add(self, transport: ClientTransport, factory: IProtocolFactory | None) -> None:
         """Add a transport whose REQUEST was just answered, and start its timeout."""
-        timer = self._reactor.callLater(CONFIRM_TIMEOUT, self._on_timeout, transport)
+        timer = FairTimeout(self._reactor, CONFIRM_TIMEOUT, partial(self._on_timeout, transport))
         self._waiting[transport] = Unconfirmed(timer, self._reactor.seconds(), factory)
         self._of.setdefault(transport.remote, {})[transport] = None
         self._rank(transport.remote)
@@ -70,7 +71,7 @@ class Confirmations:
         found = self._waiting.pop(transport, None)
         if found is None:
             return None
-        cancel_call(found.timer)
+        found.timer.stop()
         del self._of[transport.remote][transport]
         self._rank(transport.remote)
         return found

@@ -10,11 +10,14 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import SecKey
 from dmsg.net.flush import TurnFlush
+from dmsg.net.links.records import record_links
+from dmsg.servers.reachability import CHECK_TIMEOUT, check_reachability
 from dmsg.testing.network import Network
 from dmsg.v2019.dial import SessionEndpoint
 from dmsg.v2019.protocol import ServerFactory
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import TransportStreams
+from tests.support import Accepting
 
 CLIENT, SERVER = SecKey.from_seed(b"dial client"), SecKey.from_seed(b"dial server")
 DELAY = 0.5
@@ -84,3 +87,26 @@ class PausedClientTests(SynchronousTestCase):
     def test_a_server_that_sends_no_ok_after_the_pause_is_given_up(self) -> None:
         self.pause(2.7)
         self.check_refused(DropReason.NO_OK_FRAME)
+
+
+class PausedServerTests(SynchronousTestCase):
+    """A server that is paused while it checks whether it can be reached."""
+
+    def test_a_pause_does_not_count_towards_the_reachability_check(self) -> None:
+        network = Network(seed=1)
+        server, router = (network.host(name) for name in ("server", "router"))
+        for path in network.both_ways(server, router):
+            path.delay = 2.5  # So the timeout of the link's own handshake begins after 5 s.
+        router.listenTCP(1, Accepting())  # type: ignore[arg-type]
+        make_link = record_links(server, TurnFlush(server), SERVER, SERVER.public)
+        results: list[Any] = []
+        check_reachability(server, f"{router.address}:1", make_link).addBoth(results.append)
+        network.run(6.0)
+        server.pause()
+        network.run(CHECK_TIMEOUT)
+        server.resume()
+        network.run(3.0)
+        self.assertEqual(results, [])
+        network.run(1.5)
+        (failure,) = results
+        self.assertEqual(str(failure.value), "no answer within 10 s")

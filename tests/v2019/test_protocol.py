@@ -33,6 +33,7 @@ from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import WINDOW_BYTES
 from dmsg.v2019.protocol import ServerFactory
 from dmsg.v2019.session import ClientSession
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import KEYS, SERVER_KEY, Accepting, MemoryNetwork, Producer, Recorder
 
 
@@ -124,6 +125,20 @@ class TransportTests(NetworkCase):
         refused = self.a.open(KEYS["C"].public, Accepting())
         self.network.settle()
         self.assertEqual(self.failureResultOf(refused, TransportRefused).value.reason, CloseReason.NO_SUCH_PEER)
+
+    def test_a_pause_of_this_process_withdraws_no_request(self) -> None:
+        """The answer has arrived, but this process has not read it when its timers run."""
+        let_pause(self.network.clock)
+        quiet = RawClient(KEYS["C"], SERVER_KEY.public)
+        self.network.join(quiet)
+        self.network.settle()
+        opening = self.a.open(KEYS["C"].public, Accepting(), timeout=2)
+        self.network.settle()
+        self.network.clock.advance(20)
+        pass_time(self.network.clock, 1.9)
+        self.assertNoResult(opening)
+        pass_time(self.network.clock, 0.2)
+        self.failureResultOf(opening, DmsgTimeout)
 
     def test_requests_without_an_answer_time_out(self) -> None:
         quiet = RawClient(KEYS["C"], SERVER_KEY.public)

@@ -15,6 +15,7 @@ from dmsg.v2019.core import table as client_module
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, REQUEST, Frame
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT, Confirmations
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import KEYS, SERVER_KEY, Accepting
 from tests.v2019.secure_support import SecureCase
 
@@ -56,6 +57,16 @@ class TableTests(SynchronousTestCase):
         self.table.pop(second)
         self.assertEqual((len(self.table), self.table._of, len(self.table._counts)), (0, {}, 0))
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_pauses_of_this_process_do_not_count(self) -> None:
+        let_pause(self.clock)
+        first = self.add(A)
+        pass_time(self.clock, 1.0)
+        self.clock.advance(10 * CONFIRM_TIMEOUT)
+        pass_time(self.clock, CONFIRM_TIMEOUT - 1.3)
+        self.assertEqual(self.late, [])
+        pass_time(self.clock, 0.5)
+        self.assertEqual((self.late, self.clock.getDelayedCalls()), ([first], []))
 
     def test_decided_transports_are_not_evicted(self) -> None:
         """A transport is confirmed or closed in the same read. The session is notified later, and still finds the

@@ -31,8 +31,8 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer
 
-from dmsg.net.deadlines import no_answer
 from dmsg.net.outgoing import outgoing_endpoint
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.web.body import read_body
 from dmsg.net.web.plain_client import IDLE_TIMEOUT
 from dmsg.net.web.response import MAX_HEAD, HeadTooLong
@@ -275,10 +275,9 @@ class TreqRequests:
     async def _request(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None
     ) -> tuple[int, bytes]:
-        response = await self._http.request(
-            method, f"{self._url}{path}", data=body, headers=headers, reactor=self._reactor, timeout=self._timeout
-        )
-        answer = await read_body(response, self._limit).addTimeout(self._timeout, self._reactor, no_answer)
+        asking = self._http.request(method, f"{self._url}{path}", data=body, headers=headers, reactor=self._reactor)
+        response = await add_fair_timeout(asking, self._timeout, self._reactor)
+        answer = await add_fair_timeout(read_body(response, self._limit), self._timeout, self._reactor)
         return response.code, answer
 
     def close(self) -> Deferred[None]:

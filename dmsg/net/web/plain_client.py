@@ -17,6 +17,7 @@ from twisted.python.failure import Failure
 
 from dmsg.errors import DmsgError
 from dmsg.net.outgoing import outgoing_endpoint
+from dmsg.net.own_pauses import FairTimeout, TimeLeft, stop_timeout
 from dmsg.net.reactor import cancel_call
 from dmsg.net.web.response import ResponseParser
 
@@ -82,14 +83,14 @@ class PlainClient:
             lines.append(f"Content-Length: {len(body)}")
         # Head and body are one write, because Nagle's algorithm would delay a second one.
         data = "\r\n".join([*lines, "", ""]).encode("ascii") + (body or b"")
-        return Deferred.fromCoroutine(self._request(data))
+        time_left = TimeLeft(self._reactor, self._timeout)
+        return Deferred.fromCoroutine(self._request(data, time_left)).addBoth(time_left.stop)
 
-    async def _request(self, data: bytes) -> tuple[int, bytes]:
-        deadline = self._reactor.seconds() + self._timeout
+    async def _request(self, data: bytes, time_left: TimeLeft) -> tuple[int, bytes]:
         if self._idle:
             kept = self._idle.pop()
             try:
-                return await kept.ask(data, self._limit, deadline)
+                return await kept.ask(data, self._limit, time_left.seconds)
             except (CancelledError, TimeoutError, DmsgError):
                 raise
             except Exception:
@@ -102,7 +103,7 @@ class PlainClient:
         self._open[connection] = None
         if connection.lost.called:
             self._open.pop(connection, None)
-        return await connection.ask(data, self._limit, deadline)
+        return await connection.ask(data, self._limit, time_left.seconds)
 
     def _keep_idle(self, connection: _Connection) -> bool:
         """Keep an idle connection for later requests, unless ``MAX_IDLE`` others are kept.
@@ -151,25 +152,25 @@ class _Connection(Protocol):
         self._on_lost = on_lost
         self._parser: ResponseParser | None = None
         self._answer: Deferred[tuple[int, bytes]] = Deferred()
-        self._timer: IDelayedCall | None = None
+        self._timer: FairTimeout | None = None
+        self._idle_call: IDelayedCall | None = None
         self._loss: Failure | None = None
         self.lost: Deferred[None] = Deferred()
         self.is_answered = False
 
-    def ask(self, data: bytes, limit: int, deadline: float) -> Deferred[tuple[int, bytes]]:
+    def ask(self, data: bytes, limit: int, seconds: float) -> Deferred[tuple[int, bytes]]:
         """Send a request; the Deferred fires with the status code and the body.
 
-        :param deadline: time, by the reactor's clock, at which the request fails if the head of the response has not
-            arrived.
+        :param seconds: seconds after which the request fails if the head of the response has not arrived.
         """
-        cancel_call(self._timer)
+        cancel_call(self._idle_call)
         self._answer = Deferred(lambda _: self._drop())
         self.is_answered = False
         if self._loss is not None:
             self._answer.errback(self._loss)
             return self._answer
         self._parser = ResponseParser(limit)
-        self._timer = self._reactor.callLater(max(0.0, deadline - self._reactor.seconds()), self._time_out)
+        self._timer = FairTimeout(self._reactor, max(0.0, seconds), self._time_out)
         assert self.transport is not None
         self.transport.write(data)
         return self._answer
@@ -181,7 +182,7 @@ class _Connection(Protocol):
 
     def abort(self) -> None:
         """End the connection; a request that is not answered fails."""
-        cancel_call(self._timer)
+        self._cancel_timers()
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -201,8 +202,8 @@ class _Connection(Protocol):
         if parser.is_complete:
             self._finish(parser)
         elif parser.status and not had_head:
-            cancel_call(self._timer)
-            self._timer = self._reactor.callLater(self._timeout, self._time_out)
+            stop_timeout(self._timer)
+            self._timer = FairTimeout(self._reactor, self._timeout, self._time_out)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._loss = reason
@@ -212,15 +213,19 @@ class _Connection(Protocol):
             self._finish(parser)
         elif parser is not None:
             self._fail(reason)
-        cancel_call(self._timer)
+        self._cancel_timers()
         self.lost.callback(None)
 
+    def _cancel_timers(self) -> None:
+        stop_timeout(self._timer)
+        cancel_call(self._idle_call)
+
     def _finish(self, parser: ResponseParser) -> None:
-        cancel_call(self._timer)
+        stop_timeout(self._timer)
         self._parser = None
         assert self.transport is not None
         if self._loss is None and parser.keeps_connection and self._on_free(self):
-            self._timer = self._reactor.callLater(IDLE_TIMEOUT, self.abort)
+            self._idle_call = self._reactor.callLater(IDLE_TIMEOUT, self.abort)
         else:
             self.transport.loseConnection()
         self._answer.callback((parser.status, parser.body))

@@ -16,12 +16,12 @@ from twisted.python.failure import Failure
 from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import PubKey
-from dmsg.net.deadlines import no_answer
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.acceptor import Acceptor
 from dmsg.net.links.connect import LinkClientEndpoint
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.v2019.core.transports import Side
 from dmsg.v2019.direct.tickets import DiallerHandshake, ListenerHandshake, Tickets
 from dmsg.v2019.session import ClientSession
@@ -52,7 +52,7 @@ class AcceptedSession(ClientSession):
         super().link_up(link)
         self._port.session_up(self)
         if link.ended_for is None and self._port.keep_place(self):
-            self.established.addTimeout(OK_TIMEOUT, self._port.reactor, no_answer)
+            add_fair_timeout(self.established, OK_TIMEOUT, self._port.reactor)
             self.established.addCallbacks(lambda _: self.pings.watch(), lambda _: self._no_ok(link))
 
     @staticmethod
@@ -158,7 +158,7 @@ def dial(
     async def connect() -> ClientSession:
         session = await LinkClientEndpoint(reactor, endpoint, make_link).connect(make_session)
         try:
-            await session.established.addTimeout(OK_TIMEOUT, reactor, no_answer)
+            await add_fair_timeout(session.established, OK_TIMEOUT, reactor)
         except TimeoutError:
             session.close()
             raise HandshakeError("the other end sent no OK frame", DropReason.NO_OK_FRAME) from None

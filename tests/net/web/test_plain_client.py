@@ -14,6 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.net.web.plain_client import IDLE_TIMEOUT, MAX_IDLE, PlainClient, is_plain
 from dmsg.net.web.response import AnswerTooLong, MalformedResponse
+from tests.net.test_own_pauses import let_pause, pass_time
 
 HEADERS = {"accept": "application/json"}
 EMPTY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -134,6 +135,22 @@ class PlainClientTests(SynchronousTestCase):
             self.reactor.advance(0.1 if received != EMPTY[:-1] else left - 0.9)
             self.failureResultOf(asked, TimeoutError)
             self.assertFalse(transport.connected)
+        self.assertEqual(self.reactor.getDelayedCalls(), [])
+
+    def test_pauses_of_this_process_do_not_count(self) -> None:
+        let_pause(self.reactor)
+        for received in (b"", EMPTY[:-1]):
+            asked = self.ask()
+            self.reactor.advance(5 * TIMEOUT)
+            pass_time(self.reactor, 1.0)
+            protocol, _ = self.connect()
+            protocol.dataReceived(received)
+            left = TIMEOUT if received else TIMEOUT - 1.0
+            self.reactor.advance(5 * TIMEOUT)
+            pass_time(self.reactor, left - 0.4)
+            self.assertNoResult(asked)
+            pass_time(self.reactor, 0.8)
+            self.failureResultOf(asked, TimeoutError)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_the_time_to_connect_counts(self) -> None:

@@ -99,6 +99,27 @@ class DirectLinkTests(LinkCase):
         self.factories[PORT] = Listening()
         return built
 
+    def test_a_pause_of_the_dialler_does_not_count_while_ok_is_awaited(self) -> None:
+        """Bob is connected after 1 s. Alice's tag arrives after 2 s, and her OK after 3 s."""
+        paths = self.network.both_ways(self.bob, self.alice)
+        for path in paths:
+            path.delay = 0.5
+        endpoint = TCP4ClientEndpoint(self.bob, self.alice.address, self.number)
+        streams = self.streams(self.bob, BOB, {})
+        dialling = dial(self.bob, TurnFlush(self.bob), endpoint, streams, ALICE.public, SECRET)
+        results: list[Any] = []
+        dialling.addBoth(results.append)
+        self.network.run(2.7)
+        self.bob.pause()
+        paths[1].cut_since = self.network.clock.seconds()
+        self.network.run(OK_TIMEOUT + 1.0)
+        self.bob.resume()
+        self.network.run(1.0)
+        self.assertEqual(results, [])
+        paths[1].cut_since = None
+        self.network.run(2.0)
+        self.assertTrue(results[0].connected)
+
     def open(self, session: ClientSession) -> Any:
         factory = Factory.forProtocol(Recorder)
         factory.noisy = False
@@ -173,6 +194,17 @@ class StrangerTests(LinkCase):
         self.network.run(OK_TIMEOUT + 1.0)
         self.assertTrue(stranger.is_lost)
         self.assertEqual(self.drops, {DropReason.NO_OK_FRAME: 1})
+
+    def test_pauses_of_this_process_do_not_count(self) -> None:
+        stranger = self.stranger()
+        self.write(stranger, dialler_tag(SECRET))
+        self.alice.pause()
+        self.network.run(OK_TIMEOUT + 1.0)
+        self.alice.resume()
+        self.network.run(OK_TIMEOUT - 2.0)
+        self.assertFalse(stranger.is_lost)
+        self.network.run(2.0)
+        self.assertEqual((stranger.is_lost, self.drops), (True, {DropReason.NO_OK_FRAME: 1}))
 
     def test_ok_is_answered_with_ok(self) -> None:
         stranger = self.stranger()
