@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import TypedDict, Unpack
+from typing import NoReturn, TypedDict, Unpack
 from uuid import uuid4
 
 from twisted.application.service import Service
@@ -25,6 +25,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from dmsg.base.log_throttle import LogThrottle
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.reactor import Reactor
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.envelope.texts import EXPIRED, OFFLINE
@@ -199,7 +200,7 @@ class RmbClient(Service):
                 return result
 
             self.ready.addBoth(pass_on)
-            waiting.addTimeout(timeout, self._reactor, _too_late("the registry"))
+            add_fair_timeout(waiting, timeout, self._reactor, _too_late("the registry"))
             await waiting
         elif self._start_failure is not None:
             self._start_failure.raiseException()
@@ -284,7 +285,7 @@ class RmbClient(Service):
                 waiting.errback(failure)
 
         sent.addErrback(not_sent)
-        waiting.addTimeout(timeout, self._reactor, _too_late(f"twin {twin}", f" {command!r}"))
+        add_fair_timeout(waiting, timeout, self._reactor, _too_late(f"twin {twin}", f" {command!r}"))
         try:
             return await waiting
         finally:
@@ -316,7 +317,7 @@ class RmbClient(Service):
         self._calls[envelope.uid] = (0, waiting)
         began = self._reactor.seconds()
         self._bus.uplink.send(envelope.SerializeToString(), self._now() + timeout).addErrback(lambda _: None)
-        waiting.addTimeout(timeout, self._reactor, _too_late("the relay"))
+        add_fair_timeout(waiting, timeout, self._reactor, _too_late("the relay"))
         try:
             await waiting
         finally:
@@ -383,8 +384,8 @@ class RmbClient(Service):
             waiting.callback(Reply(received.source, received.payload, schema))
 
 
-def _too_late(asked: str, command: str = "") -> Callable[[object, float], None]:
-    def raise_it(_: object, seconds: float) -> None:
+def _too_late(asked: str, command: str = "") -> Callable[[object, float], NoReturn]:
+    def raise_it(_: object, seconds: float) -> NoReturn:
         raise CallTimeout(f"{asked} did not answer{command} within {seconds:g} s")
 
     return raise_it

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Protocol
 from twisted.python.failure import Failure
 
@@ -19,7 +19,7 @@ from dmsg.apps.transfer import TransferError, _message, _take_message, lost_text
 from dmsg.base.printable import MAX_PEER_TEXT, shorten
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey, Signature
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.streams.transports import stream_of
 
 PROTOCOL = b"dmsg pair 1 "
@@ -56,12 +56,12 @@ class Pairing(Protocol):
         self._key = key
         self._buffer = bytearray()
         self._has_kept_key = self._is_kept_there = self._given_up = False
-        self._timer: IDelayedCall | None = None
+        self._timer: FairTimeout | None = None
         self.key: Deferred[PubKey] = Deferred(lambda _: self._give_up())
         self.done: Deferred[None] = Deferred(lambda _: self._give_up())
 
     def connectionMade(self) -> None:
-        self._timer = self._reactor.callLater(PAIR_TIMEOUT, self._on_timeout)
+        self._timer = FairTimeout(self._reactor, PAIR_TIMEOUT, self._on_timeout)
         binding = stream_of(self).binding
         assert binding is not None
         signature = self._key.sign(signed_bytes(self._role, binding, self._key.public))
@@ -114,14 +114,14 @@ class Pairing(Protocol):
 
         :param reason: text that the other side shows to its user.
         """
-        cancel_call(self._timer)
+        stop_timeout(self._timer)
         self._given_up = True
         self._say(error=reason)
         self.transport.loseConnection()  # type: ignore[union-attr]
 
     def _read_state(self) -> None:
         if self._has_kept_key and self._is_kept_there and not self.done.called:
-            cancel_call(self._timer)
+            stop_timeout(self._timer)
             # The connection is closed first, because the callback of ``done`` may end the program.
             self.transport.loseConnection()  # type: ignore[union-attr]
             self.done.callback(None)
@@ -133,7 +133,7 @@ class Pairing(Protocol):
         self._fail(f"the other side did not answer within {PAIR_TIMEOUT:g} s")
 
     def _fail(self, reason: str) -> None:
-        cancel_call(self._timer)
+        stop_timeout(self._timer)
         self.transport.loseConnection()  # type: ignore[union-attr]
         self._lost(reason)
 
@@ -146,10 +146,10 @@ class Pairing(Protocol):
 
     def _give_up(self) -> None:
         self._given_up = True
-        cancel_call(self._timer)
+        stop_timeout(self._timer)
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        cancel_call(self._timer)
+        stop_timeout(self._timer)
         self._lost(lost_text(reason))

@@ -11,7 +11,7 @@ from typing import cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IDelayedCall, IProtocol, IReactorTime
+from twisted.internet.interfaces import IAddress, IProtocol, IReactorTime
 from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
@@ -21,9 +21,8 @@ from dmsg.base.buckets import Bucket
 from dmsg.base.eviction import pick_loser
 from dmsg.errors import DmsgError, NobodyThere, Unwanted
 from dmsg.keys import PubKey
-from dmsg.net.deadlines import no_answer
 from dmsg.net.isolate import call_isolated
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, add_fair_timeout, stop_timeout
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import stream_of
 
@@ -93,7 +92,7 @@ class CodeEnd(Protocol):
         self._role = role
         self._code = code
         self._agreement: Agreement | None = None
-        self._timer: IDelayedCall | None = None
+        self._timer: FairTimeout | None = None
         self._next: IProtocol | None = None
         self._early_data: list[bytes] = []
         self._loss: Failure | None = None
@@ -111,7 +110,7 @@ class CodeEnd(Protocol):
         self._agreement = Agreement(
             self._role, self._code.password, local=host.public_key, remote=peer.public_key, binding=binding
         )
-        self._timer = self._reactor.callLater(AGREE_TIMEOUT, self._on_timeout)
+        self._timer = FairTimeout(self._reactor, AGREE_TIMEOUT, self._on_timeout)
         self._send()
 
     def _send(self) -> None:
@@ -142,7 +141,7 @@ class CodeEnd(Protocol):
             return
         self._send()
         if agreement.done:
-            cancel_call(self._timer)
+            stop_timeout(self._timer)
             if rest:
                 self._early_data.append(rest)
             transport = stream_of(self)
@@ -166,7 +165,7 @@ class CodeEnd(Protocol):
             protocol.connectionLost(self._loss)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        cancel_call(self._timer)
+        stop_timeout(self._timer)
         self._loss = reason
         if self._next is not None:
             self._next.connectionLost(reason)
@@ -187,14 +186,14 @@ class CodeEnd(Protocol):
         self._fail(CodeUsedUp(f"the other side did not answer within {AGREE_TIMEOUT:g} s"))
 
     def _fail(self, error: DmsgError, *, abort: bool = True) -> None:
-        cancel_call(self._timer)
+        stop_timeout(self._timer)
         self._given_up = True
         if abort:
             self._abort()
         else:
             self.transport.loseConnection()  # type: ignore[union-attr]
             # Without this timer, a peer that does not read would keep the connection open for ever.
-            self._timer = self._reactor.callLater(CLOSE_TIMEOUT, self._abort)
+            self._timer = FairTimeout(self._reactor, CLOSE_TIMEOUT, self._abort)
         if not self.agreed.called:
             self.agreed.errback(Failure(error))
 
@@ -203,7 +202,7 @@ class CodeEnd(Protocol):
         self._abort()
 
     def _abort(self) -> None:
-        cancel_call(self._timer)
+        stop_timeout(self._timer)
         if self.transport is not None:
             self.transport.abortConnection()  # type: ignore[attr-defined]
 
@@ -302,7 +301,7 @@ class CodeFactory(Factory):
         if isinstance(result, Failure):
             # ``agreed`` fails only after the peer has received WRONG, because the program may end when ``agreed``
             # fails.
-            end.closed.addTimeout(CLOSE_TIMEOUT, self._reactor, no_answer)
+            add_fair_timeout(end.closed, CLOSE_TIMEOUT, self._reactor)
             end.closed.addBoth(lambda _: agreed.callback(result))
         else:
             call_isolated(self._on_agreed, result)

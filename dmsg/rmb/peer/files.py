@@ -31,7 +31,7 @@ from twisted.logger import Logger
 from dmsg.base.eviction import pick_loser, pick_replaced
 from dmsg.base.units import human_size
 from dmsg.directories import free_bytes, sync_directory
-from dmsg.net.deadlines import no_answer
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.reactor import cancel_call
 from dmsg.renames import rename_to_new
 from dmsg.rmb.envelope.wire import JSON
@@ -257,7 +257,7 @@ class FileUploads:
         asking = Deferred.fromCoroutine(self._ask(upload, message, int(self._now()), timeout, FILE))
         asking.addErrback(lambda failure: _log.failure("unhandled error while a file was uploaded", failure))
         try:
-            return await waiting.addTimeout(timeout, self._reactor, no_answer)
+            return await add_fair_timeout(waiting, timeout, self._reactor)
         except TimeoutError:
             raise RmbError(f"the receiver did not answer file.{command} within {timeout} s") from None
         finally:

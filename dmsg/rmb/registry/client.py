@@ -17,8 +17,8 @@ from zope.interface import implementer
 from dmsg.base.printable import without_userinfo
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError
-from dmsg.net.deadlines import no_answer
 from dmsg.net.isolate import call_isolated
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.pending import cancellable
 from dmsg.net.retry import retry_delay
 from dmsg.net.web.body import read_body
@@ -75,8 +75,8 @@ class HTTPRegistry:
         headers = Headers({"content-type": ["application/json"]} if body is not None else {})
         try:
             request = self._http.request(method, f"{self.url}{path}", data=body, headers=headers)
-            response = await cancellable(request.addTimeout(timeout, self._reactor, no_answer))
-            answer = await cancellable(read_body(response, limit).addTimeout(timeout, self._reactor, no_answer))
+            response = await cancellable(add_fair_timeout(request, timeout, self._reactor))
+            answer = await cancellable(add_fair_timeout(read_body(response, limit), timeout, self._reactor))
             content = parse_json(answer)
         except CancelledError:
             raise

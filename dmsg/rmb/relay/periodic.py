@@ -5,6 +5,7 @@ from __future__ import annotations
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
+from dmsg.net.own_pauses import PausesBetweenChecks
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.delivery import SPILL_AFTER
 from dmsg.rmb.relay.sessions import MAX_UNWATCHED_SIZE
@@ -37,12 +38,14 @@ class PeriodicChecks:
     def __init__(self, clock: IReactorTime, switch: Switch) -> None:
         self._clock = clock
         self._switch = switch
+        self._pauses = PausesBetweenChecks(clock, ROUND_INTERVAL)
         self._present_at = 0.0
         self._to_poll: list[Session] = []
 
     def round(self) -> None:
         """Run all checks. An error in one check stops neither the other checks nor the next round."""
         for step in (
+            self._leave_out_pause,
             self._check_deliveries,
             self._check_unfinished,
             self._check_sessions,
@@ -56,6 +59,20 @@ class PeriodicChecks:
                 step()
             except Exception:
                 _log.failure("unhandled error in a periodic task of the relay")
+
+    def _leave_out_pause(self) -> None:
+        """Delay all deadlines of the sessions by the pause of this process since the last round."""
+        if not (paused := self._pauses.measure()):
+            return
+        switch = self._switch
+        for delivery in switch.waiting:
+            if delivery.since is not None:
+                delivery.since += paused
+        for session in switch.sessions.values():
+            session.heard_at += paused
+        for session in switch.growing:
+            if session.unfinished_since is not None:
+                session.unfinished_since += paused
 
     def _check_deliveries(self) -> None:
         """Store messages whose confirmations take long, and end sessions that confirm nothing."""

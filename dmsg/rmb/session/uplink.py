@@ -22,6 +22,7 @@ from twisted.python.failure import Failure
 from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
+from dmsg.net.own_pauses import PausesBetweenChecks, add_fair_timeout
 from dmsg.net.reactor import cancel_call
 from dmsg.net.retry import retry_delay
 from dmsg.net.turns import HoldReason
@@ -39,6 +40,8 @@ MAX_OUTBOX = 20_000
 """Maximum number of messages in a session's outbox."""
 MAX_OUTBOX_SIZE = 256 * 1024 * 1024
 """Maximum bytes of the messages in a session's outbox."""
+ROUND_INTERVAL = 2.0
+"""Seconds between two checks of the connections."""
 PING_EVERY = 20.0
 """Seconds without sent data, or without received data, after which a ping is sent."""
 SILENT_AFTER = 40.0
@@ -263,12 +266,17 @@ class RelayLink:
         self._asked_at = self._reactor.seconds()
         self._socket.ping(self._sent_count.to_bytes(8, "big"))
 
-    def round(self) -> None:
-        """Check whether the relay is still alive. Called every few seconds."""
+    def round(self, paused: float) -> None:
+        """Check whether the relay is still alive. Called every few seconds.
+
+        :param paused: seconds since the last call for which this process was paused.
+        """
         socket = self._socket
         if socket is None:
             return
         now = self._reactor.seconds()
+        self._heard_at += paused
+        self._asked_at += paused
         if socket.has_received:
             socket.has_received = False
             self._heard_at = now
@@ -340,6 +348,7 @@ class Uplink:
         self._size = 0
         self._round = LoopingCall(self._check_links)
         self._round.clock = reactor
+        self._pauses = PausesBetweenChecks(reactor, ROUND_INTERVAL)
         self._online: list[Deferred[None]] = []
 
     def __len__(self) -> int:
@@ -363,7 +372,8 @@ class Uplink:
         """Connect to all relays."""
         for link in self.links:
             link.start()
-        self._round.start(2.0, now=False)
+        self._pauses.begin()
+        self._round.start(ROUND_INTERVAL, now=False)
 
     def stop(self) -> None:
         """Close all connections, and fail the Deferreds of :meth:`when_online`. Unconfirmed messages stay
@@ -389,7 +399,7 @@ class Uplink:
         def too_late(_: object, seconds: float) -> None:
             raise DmsgTimeout(f"no relay within {seconds:g} s" + (f" ({why})" if (why := self.last_error) else ""))
 
-        online.addTimeout(timeout, self._reactor, too_late)
+        add_fair_timeout(online, timeout, self._reactor, too_late)
         if self.connected:
             online.callback(None)
         else:
@@ -472,8 +482,9 @@ class Uplink:
             _log.failure("unhandled error in a periodic task of the connection to a relay")
 
     def _check_all(self) -> None:
+        paused = self._pauses.measure()
         for link in self.links:
-            link.round()
+            link.round(paused)
         now = self._now()
         if self._waiting and any(message.until <= now for message in self._waiting):
             waiting, self._waiting = self._waiting, deque()

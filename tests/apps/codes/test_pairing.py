@@ -15,6 +15,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.apps.codes.pairing import PAIR_TIMEOUT, Pairing, PairingError, signed_bytes
 from dmsg.apps.codes.pake import Role
 from dmsg.keys import SecKey
+from tests.net.test_own_pauses import let_pause, pass_time
 
 ALICE, BOB, EVE = (SecKey.from_seed(b"pair %d" % number) for number in range(3))
 BINDING = bytes(range(32))
@@ -23,8 +24,8 @@ BINDING = bytes(range(32))
 class End:
     """One end of a pairing, with its messages and its result."""
 
-    def __init__(self, role: Role, key: SecKey, binding: bytes = BINDING) -> None:
-        self.clock = Clock()
+    def __init__(self, role: Role, key: SecKey, binding: bytes = BINDING, clock: Clock | None = None) -> None:
+        self.clock = clock or Clock()
         self.pairing = Pairing(self.clock, role, key)
         transport: Any = StringTransport()
         transport.binding = binding
@@ -107,6 +108,16 @@ class PairingTests(SynchronousTestCase):
     def test_a_silent_side_times_out(self) -> None:
         self.alice.clock.advance(PAIR_TIMEOUT)
         self.assertIn("did not answer", self.refused(self.alice))
+
+    def test_pauses_of_this_process_do_not_count(self) -> None:
+        clock = self.alice.clock
+        let_pause(clock)
+        alice = End(Role.SENDER, self.alice.pairing._key, clock=clock)
+        clock.advance(10 * PAIR_TIMEOUT)
+        pass_time(clock, 0.96 * PAIR_TIMEOUT)
+        self.assertEqual(alice.key, [])
+        pass_time(clock, 0.1 * PAIR_TIMEOUT)
+        self.assertIn("did not answer", self.refused(alice))
 
     def test_a_side_that_leaves_fails_the_pairing(self) -> None:
         self.alice.pairing.connectionLost(Failure(ConnectionDone()))

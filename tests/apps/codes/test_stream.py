@@ -273,6 +273,18 @@ class CodeStreamTests(CodeStreamCase):
         self.run_until(lambda: results)
         self.assertEqual(results[0].peer, self.alice.public_key)
 
+    def test_a_pause_of_this_process_disconnects_nobody(self) -> None:
+        (recorder,) = [self.silent()]
+        self.lab.network.run(1.0)
+        host = self.lab.network.host("alice")
+        host.pause()
+        self.lab.network.run(AGREE_TIMEOUT)
+        host.resume()
+        self.lab.network.run(AGREE_TIMEOUT - 2.0)
+        self.assertIsNone(recorder.lost)
+        self.lab.network.run(3.0)
+        self.assertIsNotNone(recorder.lost)
+
     def test_streams_without_a_guess_do_not_use_up_a_code(self) -> None:
         """The rate of runs is limited, because each run takes this end's time."""
         clock = Clock()

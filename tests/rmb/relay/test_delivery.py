@@ -11,17 +11,19 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.errors import DmsgTimeout
 from dmsg.net.turn_share import MAX_SHARE, TurnShare
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
 from dmsg.rmb.relay import delivery
 from dmsg.rmb.relay.delivery import Delivery
 from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.session import uplink
-from dmsg.rmb.session.uplink import OutboxFull, Uplink
+from dmsg.rmb.session.uplink import ROUND_INTERVAL, SILENT_AFTER, UNCONFIRMED_AFTER, OutboxFull, Outgoing, Uplink
 from dmsg.rmb.socket import confirm
 from dmsg.rmb.socket.confirm import Ledger, Message
 from dmsg.rmb.socket.session_buffer import SessionBuffer
 from dmsg.rmb.twins.address import Session
+from tests.net.test_own_pauses import PausingClock, pass_time
 
 
 class LedgerTests(SynchronousTestCase):
@@ -1084,9 +1086,19 @@ class FakeSocket:
     """A connection of a link."""
 
     has_received = False
+    aborted = 0
 
     def __init__(self) -> None:
         self.pongs: list[bytes] = []
+
+    def ping(self, payload: bytes) -> None:
+        """Do nothing: no answer arrives."""
+
+    def send(self, data: bytes) -> None:
+        """Do nothing: the relay confirms nothing."""
+
+    def abort(self) -> None:
+        self.aborted += 1
 
     def pong(self, payload: bytes) -> None:
         self.pongs.append(payload)
@@ -1094,6 +1106,44 @@ class FakeSocket:
 
 class LinkTests(SynchronousTestCase):
     """A session's connection to a relay."""
+
+    def test_a_pause_of_this_process_ends_no_connection(self) -> None:
+        """The checks run before the relay's answer is read."""
+        for is_unconfirmed in (False, True):
+            clock = PausingClock()
+            uplink = Uplink(clock, ["ws://127.0.0.1:1"], lambda: "", lambda data, ready: None, clock.seconds)
+            (link,) = uplink.links
+            link._stopped = False
+            socket = FakeSocket()
+            link.opened(cast(Any, socket))
+            uplink._pauses.begin()
+            uplink._round.start(ROUND_INTERVAL, now=False)
+            self.addCleanup(uplink._round.stop)
+            if is_unconfirmed:
+                link.send(Outgoing(b"x", 1e9))
+            limit = UNCONFIRMED_AFTER if is_unconfirmed else SILENT_AFTER
+
+            def pass_rounds(seconds: float) -> None:
+                for _ in range(round(seconds / ROUND_INTERVAL)):
+                    socket.has_received = is_unconfirmed
+                    clock.advance(ROUND_INTERVAL)
+
+            pass_rounds(limit - 4.0)
+            clock.advance(10 * limit)
+            pass_rounds(2.0)
+            self.assertEqual(socket.aborted, 0)
+            pass_rounds(4.0)
+            self.assertGreaterEqual(socket.aborted, 1)
+
+    def test_pauses_of_this_process_do_not_count_while_a_relay_is_awaited(self) -> None:
+        clock = PausingClock()
+        uplink = Uplink(clock, [], lambda: "", lambda data, ready: None, clock.seconds)
+        online = uplink.when_online(10.0)
+        clock.advance(100.0)
+        pass_time(clock, 9.5)
+        self.assertNoResult(online)
+        pass_time(clock, 0.6)
+        self.failureResultOf(online, DmsgTimeout)
 
     def test_a_late_pong_confirms_only_its_own_connection(self) -> None:
         """The pong of a former connection confirms nothing on the new one, which counts from zero."""

@@ -31,6 +31,7 @@ from dmsg.rmb.relay.sessions import MAX_UNWATCHED_SIZE, RelaySession
 from dmsg.rmb.relay.switch import FRAGMENT_BURST, MAX_PING_DELAY, PING_DELAY, WRITE_CHECK_DELAY, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
+from tests.net.test_own_pauses import let_pause
 from tests.rmb.support import StrictClock
 
 A, B, C, NOBODY = 1, 2, 3, 9
@@ -668,6 +669,42 @@ class PeriodicChecksTests(SwitchCase):
         self.assertIsNone(wire.ended)
         self.pass_time(1)
         self.assertEqual((wire.ended, self.switch.evictions), ("silent for too long", {"closed": 1}))
+
+    def pause(self, seconds: float) -> None:
+        """Pause the relay, which then makes its checks before it reads."""
+        self.clock.advance(seconds)
+        self.rounds.round()
+
+    def test_a_pause_of_the_relay_ends_no_session(self) -> None:
+        let_pause(self.clock)
+        _, wire = self.connect(A)
+        self.pass_time(SILENT_AFTER - 1)
+        self.pause(10 * SILENT_AFTER)
+        self.assertIsNone(wire.ended)
+        wire.has_received = True
+        self.pass_time(SILENT_AFTER)
+        self.assertIsNone(wire.ended)
+        self.pause(10 * SILENT_AFTER)
+        self.pass_time(1)
+        self.assertEqual(wire.ended, "silent for too long")
+
+    def test_a_pause_of_the_relay_does_not_count_towards_confirmations_and_long_messages(self) -> None:
+        let_pause(self.clock)
+        a, _ = self.connect(A)
+        b, wire_b = self.connect(B)
+        c, wire_c = self.connect(C)
+        envelope = self.envelope(A, B)
+        envelope.expiration = 20 * int(STALLED_AFTER)
+        a.received(envelope.SerializeToString())
+        cast(Any, wire_c).grew(MAX_UNWATCHED_SIZE + 1)
+        b.heard_at = c.heard_at = self.clock.seconds() + 1000  # The sessions are not silent.
+        self.pass_time(2)
+        self.pause(10 * STALLED_AFTER)
+        self.pass_time(STALLED_AFTER - 3)
+        self.assertEqual((wire_b.ended, wire_c.ended), (None, None))
+        self.pass_time(5)
+        self.assertEqual(wire_b.ended, "nothing was confirmed for too long")
+        self.assertEqual(wire_c.ended, "a message was not completed in time")
 
     def test_a_message_that_does_not_end(self) -> None:
         session, wire = self.connect(A)

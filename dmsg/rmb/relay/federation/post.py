@@ -15,7 +15,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IResponse
 
 from dmsg.base.bounded_tables import remember
-from dmsg.net.deadlines import no_answer
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.pending import cancellable
 from dmsg.net.web.body import drop, read_body
 from dmsg.net.web.fetch import Body, make_pool
@@ -145,7 +145,7 @@ class Poster:
         """Send a request and return its response, whose body is not read yet; None if there was no response."""
         try:
             request = self._agent.request(b"POST", url.encode("ascii"), headers, Body(data))
-            return await cancellable(request.addTimeout(POST_TIMEOUT, self._reactor, no_answer))
+            return await cancellable(add_fair_timeout(request, POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
         except TimeoutError:
@@ -158,7 +158,7 @@ class Poster:
     async def _read(self, response: IResponse, url: str) -> None:
         """Read and drop the body of a response, so that the connection can be reused."""
         try:
-            await cancellable(read_body(response, MAX_ANSWER).addTimeout(POST_TIMEOUT, self._reactor, no_answer))
+            await cancellable(add_fair_timeout(read_body(response, MAX_ANSWER), POST_TIMEOUT, self._reactor))
         except CancelledError:
             raise
         except Exception as error:  # The status is known already, so an error in the body does not matter.
@@ -230,7 +230,7 @@ class Poster:
             statuses = _Statuses(part)
             response.deliverBody(statuses)
             try:
-                await statuses.finished.addTimeout(POST_TIMEOUT, self._reactor, no_answer)
+                await add_fair_timeout(statuses.finished, POST_TIMEOUT, self._reactor)
             except (TimeoutError, CancelledError):
                 pass  # The HTTP answer did not name all messages in time. The others get the status 0 (no answer).
             return
