@@ -13,6 +13,8 @@ MODULES = (
     # These tests need no Spark. Meanwhile Spark starts.
     "spark_late_files",
     "spark_tables",
+    # Spark ends idle Python workers after a minute, so the modules that need workers follow each other.
+    "spark_memory",
     "spark_rules",
     "spark_settlement",
     "spark_lives",
@@ -21,7 +23,6 @@ MODULES = (
     "spark_jobs",
     "spark_late",
     "spark_rewrites",
-    "spark_memory",
     "spark_report",
     "spark_archive",
     "spark_tuning",
