@@ -312,6 +312,8 @@ class ClientSession(Session):
     def _unlink_closed(self) -> None:
         """Delete the references from closed transports to their carriers. These references would form cycles that keep
         streams in memory."""
+        if self._receiving:
+            return  # Further events of the same read may name these transports. The flush after them deletes the rest.
         removed = self.core.removed
         while removed:
             removed.pop().carrier = None

@@ -67,6 +67,23 @@ class CallbackTests(StepCase):
         self.a.link_lost(Failure(ConnectionDone()))
         self.assertEqual((self.streams["A"].suspended, one.lost), (1, None))
 
+    def test_losing_the_connection_while_data_is_delivered(self) -> None:
+        """What has arrived in the same read is delivered, too. The peer does not send it again."""
+        one, two = self.open()
+        received: list[bytes] = []
+
+        def lose(data: bytes) -> None:
+            if not received:
+                self.b.link_lost(Failure(ConnectionDone()))
+            received.append(data)
+
+        two.dataReceived = lose
+        for data in (b"first", b"second"):
+            one.transport.write(data)
+            one.transport.flush()
+        self.network.settle()
+        self.assertEqual((received, self.streams["B"].suspended), ([b"first", b"second"], 1))
+
     def test_aborting_when_a_send_fires_in_a_resumption(self) -> None:
         for sender in (0, 1):
             pair = self.open()
