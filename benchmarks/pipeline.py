@@ -4,7 +4,8 @@ The benchmark makes the run that ``dmsg analytics run`` makes, in a process of i
 CPU seconds of all processes, because the machine may be shared.  They include the start of Spark, which starts when a
 step needs it.  DuckDB does the main part of the same work: it converts the same files to Parquet, asks the same
 questions of the same silver tables, and writes the answers to Parquet.  Steps without a figure of DuckDB read gold
-tables of a few thousand rows, or check what DuckDB does not check.  Then late events are added to the tables.
+tables of a few thousand rows, or check what DuckDB does not check.  Then late events are added to the tables, and
+copies of events.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ LATE_DAY = "2026-03-08"
 """Day of the late events."""
 LATE = (10_000, 1)
 """Numbers of late events that later runs add, one run for each number."""
+COPIES = 10
+"""Number of copies of late events that two further runs add, each in another file."""
 SIMULATE = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics", "simulate")
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -211,13 +214,27 @@ class Bench:
         pipeline.run([spool_source(str(self.spool)), receipts_source(str(self.checked))])
 
     def run_late(self) -> list[dict[str, Any]]:
-        """Return the cost of runs that add late events."""
+        """Return the cost of runs that add late events, and then copies of some of them."""
         found = []
         for count in LATE:
             shutil.copy(self.late / f"events-late-{count}.jsonl.gz", self.spool)
-            spent = measured(lambda: self.run(lambda what, done, total: None))
-            found.append({"late_events": count, "cpu_s": spent[0], "wall_s": spent[1]})
+            found.append(self._late_cost(str(count)))
+        for number in (1, 2):
+            self._copy_events(number)
+            found.append(self._late_cost(f"{COPIES} copies, run {number}"))
         return found
+
+    def _late_cost(self, events: str) -> dict[str, Any]:
+        """Return the cost of a run over the new files."""
+        spent = measured(lambda: self.run(lambda what, done, total: None))
+        return {"late_events": events, "cpu_s": spent[0], "wall_s": spent[1]}
+
+    def _copy_events(self, number: int) -> None:
+        """Write some late events to the spool once more."""
+        late = gzip.decompress((self.late / f"events-late-{LATE[0]}.jsonl.gz").read_bytes()).splitlines(keepends=True)
+        end = json.dumps(json.loads(late[-1]) | {"boot": f"late-copies-{number}"}).encode() + b"\n"
+        lines = late[number * COPIES : (number + 1) * COPIES]
+        (self.spool / f"events-late-copies-{number}.jsonl.gz").write_bytes(gzip.compress(b"".join([*lines, end])))
 
     def duck_receipts(self) -> None:
         """Convert the checked receipts to Parquet by day in DuckDB."""
@@ -388,7 +405,7 @@ def _measure(events: int, directory: Path) -> dict[str, Any]:
     rows = bench.rows()
     late = bench.run_late()
     show(f"{events:,} events of transports, driver of 1 GB, {THREADS} threads; {bench.peaks}", rows)
-    show(f"late events of one day, added to the tables of {events:,}", late)
+    show(f"late events and copies of one day, added to the tables of {events:,}", late)
     return {"rows": rows, "late": late, **bench.peaks}
 
 

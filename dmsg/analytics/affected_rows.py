@@ -18,7 +18,15 @@ from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
-from dmsg.analytics.file_columns import Budget, FileColumns, Selection, can_affect_neighbours, with_small_dictionary
+from dmsg.analytics.file_columns import (
+    Budget,
+    Dropped,
+    FileColumns,
+    Selection,
+    can_affect_neighbours,
+    is_kept,
+    with_small_dictionary,
+)
 from dmsg.analytics.memory_columns import of_one_form
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.parquet import WITHOUT_DICTIONARY, arrow_schema
@@ -117,11 +125,12 @@ def _are_in(column: pa.Array, texts: pa.Array) -> pa.Array:
     return pc.fill_null(pc.is_in(column.dictionary.cast(pa.string()), texts).take(column.indices), False)
 
 
-def read_events(table: Delta, files: Iterable[File], family: str) -> pa.Table:
+def read_events(table: Delta, files: Iterable[File], family: str, dropped: Dropped) -> pa.Table:
     """Return all events of one family in some files, with the columns of :func:`event_schema`.
 
     :param table: the table bronze.
     :param files: files of bronze with events of the family.
+    :param dropped: events to leave out.
     :raises WholeDays: a file cannot be read.
     """
     schema, storage = arrow_schema(event_schema(family)), table.reading_storage()
@@ -131,6 +140,8 @@ def read_events(table: Delta, files: Iterable[File], family: str) -> pa.Table:
             source = pq.ParquetFile(opened)
             there = set(source.schema_arrow.names)
             rows = source.read([name for name in schema.names if name in there])
+            if (kept := is_kept(dropped, file.path, 0, rows.num_rows)) is not None:
+                rows = rows.filter(kept)
             found.append(with_columns(rows, schema, file.values))
     return pa.concat_tables(found)
 
@@ -142,6 +153,7 @@ def find_events(
     groups: Groups | None,
     budget: Budget,
     partial_days: Container[str] = (),
+    dropped: Dropped | None = None,
 ) -> MemoryRows:
     """Return the events of one family, with the columns of :func:`event_schema`; otherwise as :func:`find_rows`.
 
@@ -149,9 +161,10 @@ def find_events(
     :param files: files of bronze with events of the family.
     :param partial_days: days of which only the events are returned that can affect a neighbouring day; see
         :func:`~dmsg.analytics.file_columns.can_affect_neighbours`.
+    :param dropped: events to leave out; None for none.
     :raises WholeDays: there are more than :data:`MAX_AFFECTED_EVENTS` events, or a file cannot be read.
     """
-    return find_rows(table, files, event_schema(family), groups, budget, MAX_AFFECTED_EVENTS, partial_days)
+    return find_rows(table, files, event_schema(family), groups, budget, MAX_AFFECTED_EVENTS, partial_days, dropped)
 
 
 def find_rows(
@@ -162,6 +175,7 @@ def find_rows(
     budget: Budget,
     most: int,
     partial_days: Container[str] = (),
+    dropped: Dropped | None = None,
 ) -> MemoryRows:
     """Return rows of a table. A column is read when a rule first needs it.
 
@@ -172,16 +186,18 @@ def find_rows(
     :param budget: number of bytes that the columns may have.
     :param most: maximum number of rows.
     :param partial_days: as for :func:`find_events`. It is used only with groups.
+    :param dropped: rows to leave out; None for none.
     :raises WholeDays: there are more than ``most`` rows, or a file cannot be read.
     """
     selections: dict[str, Selection] = {}
     if groups is not None:
         with _whole_days_if_damaged():
-            selections = _select(table, files, groups, most, partial_days)
+            selections = _select(table, files, groups, most, partial_days, dropped or {})
         files = [file for file in files if file.path in selections]
     elif sum(most + 1 if file.rows is None else file.rows for file in files) > most:
         raise WholeDays
-    columns = FileColumns(table.reading_storage(), files, budget, selections=selections)
+    whole_files = None if selections else dropped
+    columns = FileColumns(table.reading_storage(), files, budget, selections=selections, dropped=whole_files)
     return columns.rows(arrow_schema(schema))
 
 
@@ -196,7 +212,12 @@ def _whole_days_if_damaged() -> Iterator[None]:
 
 
 def _select(
-    table: Delta, files: Iterable[File], groups: Groups, most: int, partial_days: Container[str]
+    table: Delta,
+    files: Iterable[File],
+    groups: Groups,
+    most: int,
+    partial_days: Container[str],
+    dropped: Dropped,
 ) -> dict[str, Selection]:
     """Choose the rows of the groups. Return the choices by the paths of the files that contain such rows.
 
@@ -219,7 +240,9 @@ def _select(
             first = groups.columns[:1]
             numbers, chosen = [], []
             known: dict[str, list[pa.Array]] = {name: [] for name in groups.columns}
+            end = 0
             for number in range(source.num_row_groups):
+                start, end = end, end + footer.row_group(number).num_rows
                 near = _near_midnight(source, number) if file.values["dt"] in partial_days else None
                 if near is not None and not pc.any(near).as_py():
                     continue
@@ -228,6 +251,8 @@ def _select(
                     continue
                 keys = source.read_row_group(number, groups.columns)
                 belong = groups.contains(keys) if near is None else _contained(groups, keys, near)
+                if (kept := is_kept(dropped, file.path, start, end - start)) is not None:
+                    belong = pc.and_(belong, kept)
                 if affected := pc.sum(belong).as_py() or 0:
                     numbers.append(number)
                     chosen.append(belong)

@@ -37,13 +37,14 @@ from dmsg.analytics.affected_rows import (
 )
 from dmsg.analytics.changes import days_around, newest_event, producers_with_changed_ends
 from dmsg.analytics.data_files import File
-from dmsg.analytics.file_columns import Budget
+from dmsg.analytics.file_columns import Budget, Dropped
 from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.gold import abuse, traffic
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_tables import (
     MEMORY_BYTES,
     MEMORY_ROWS,
+    OF_EVENTS,
     all_events,
     as_frame,
     as_rows,
@@ -123,10 +124,23 @@ class AffectedTables:
         self._state = state
         self._last_day = date.fromisoformat(max(state.days))
         self._bronze = lake.table("", "bronze")
+        self._dropped: Dropped | None = None
         self._verdict_days: tuple[str, ...] | None = None
         self._words = cache(self._read_words)
         self._client_events = cache(self._read_client_events)
         self._verdicts = cache(self._compute_verdicts)
+
+    def leave_out(self, dropped: Dropped) -> None:
+        """Leave out copies of events when tables are computed. The numbers of events must have been counted before,
+        because they include the copies.
+
+        :param dropped: the copies on the days of the run and on the days around them.
+        """
+        self._dropped = dropped
+        for family in FAMILIES:
+            files = self._files(family, self._state.days, new=True)
+            if any(file.path in dropped for file in files):
+                self._new_events[family] = read_events(self._bronze, files, family, dropped)
 
     # --- events ---
 
@@ -160,7 +174,8 @@ class AffectedTables:
         :param partial_days: as for :func:`~dmsg.analytics.affected_rows.find_events`.
         """
         files = self._files(family, days, new=new)
-        return as_frame(find_events(self._bronze, files, family, groups, Budget(MEMORY_BYTES), partial_days))
+        budget = Budget(MEMORY_BYTES)
+        return as_frame(find_events(self._bronze, files, family, groups, budget, partial_days, self._dropped))
 
     @property
     def has_few_events(self) -> bool:
@@ -177,7 +192,7 @@ class AffectedTables:
         counts = [file.rows for some in files.values() for file in some]
         if sum(MAX_NEW_EVENTS + 1 if count is None else count for count in counts) > MAX_NEW_EVENTS:
             raise WholeDays
-        return {family: read_events(self._bronze, some, family) for family, some in files.items()}
+        return {family: read_events(self._bronze, some, family, {}) for family, some in files.items()}
 
     def _stored_rows(self, layer: str, name: str, days: Iterable[str]) -> pa.Table:
         chosen = set(days)
@@ -233,8 +248,10 @@ class AffectedTables:
     def rows(self, name: str, days: tuple[str, ...]) -> Rows:
         """Return the new rows of a table for these days.
 
-        :param name: one of :data:`TABLES`.
+        :param name: one of :data:`TABLES`, or a view without keys whose rows are stored for these days.
         """
+        if name in VIEWS:
+            return self._view(name, days)
         of_table = {
             "sessions": self._sessions,
             "verdicts": self._replaced_verdicts,
@@ -254,6 +271,13 @@ class AffectedTables:
         tables = self._tables(days, self._words(days).all, verdicts.filter(chosen))
         layer = "gold" if name == "settlement_conflict_day" else "silver"
         return self._replace_rows(layer, name, days, tables[name])
+
+    def _view(self, name: str, days: tuple[str, ...]) -> Rows:
+        """Return the rows of new events to add to the stored rows of a view."""
+        family, table = VIEWS[name].family, self._lake.table("silver", name)
+        rows = OF_EVENTS[name](rows_of_table(self._new_events[family], event_schema(family)))
+        own = rows.where(F.col("dt").cast("string").isin(list(days)))
+        return Rows(_rows_of(own, table.schema), find_rewrites(table, days, None))
 
     def _sessions(self, days: tuple[str, ...]) -> Rows:
         """Return the sessions of those servers of which a session, a start, or the first or last event of a process
@@ -278,8 +302,10 @@ class AffectedTables:
         """Check that no rows of the views are stored for these days. This class does not read stored rows of views, but
         computes them from the events. Rows are stored only for days on which events arrived twice.
 
-        :raises WholeDays: a view has stored rows.
+        :raises WholeDays: a view has stored rows, and the copies to leave out are not known.
         """
+        if self._dropped is not None:
+            return
         for name in VIEWS:
             if not self._lake.stored_days(name, self._state).isdisjoint(days):
                 raise WholeDays

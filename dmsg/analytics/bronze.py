@@ -6,6 +6,11 @@ belongs to the family ``quarantine``, and names the line's problem.
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
 from pyspark.sql import Column, DataFrame
 
 from dmsg.analytics import functions as F
@@ -224,10 +229,29 @@ def numbers(sums: DataFrame, rows: DataFrame | None, hint: Hint = F.broadcast) -
     return sums.join(counted, keys, "left").withColumn("distinct_events", F.coalesce("distinct_events", "events"))
 
 
+_ESCAPES = re.compile(r"\\\\|\\u[0-9a-f]{4}")
+"""Regular expression for the escapes in JSON text that Spark and Python may write differently. An escaped backslash
+is matched, too, so that the text after it does not count as an escape."""
+
+
+def text_of_copy(event: Mapping[str, Any]) -> bytes:
+    """Return the text of an event by which one of several copies is chosen: the smallest is kept. The text is that of
+    Spark's function ``to_json``, by which :func:`deduplicate` chooses.
+
+    :param event: values by column; absent columns are NULL.
+    """
+    fields = {one.name: value for one in EVENT.fields if (value := event.get(one.name)) is not None}
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    # Spark writes the digits of a control character in upper case.
+    found = _ESCAPES.sub(lambda one: one[0][:2] + one[0][2:].upper(), text)
+    return found.encode()
+
+
 def deduplicate(rows: DataFrame, where: DataFrame, hint: Hint = F.broadcast) -> DataFrame:
     """Remove duplicate events: return one row for each process and event number.
 
-    If rows with the same number differ, always the same one of them is returned.
+    If rows with the same number differ, always the same one of them is returned: the one with the smallest
+    :func:`text_of_copy`.
 
     :param where: buckets that contain duplicates (producer, boot, bucket).
     :param hint: function that marks rows for a broadcast join if there are few of them.

@@ -24,6 +24,18 @@ from dmsg.analytics.parquet import TEXTS, column_bytes
 from dmsg.analytics.schemas import DAY_MS
 
 _TEXTS_ONCE = pa.dictionary(pa.int32(), pa.string())
+Dropped = Mapping[str, pa.Array]
+"""Numbers of the rows of files to leave out, by the paths of the files. Rows are numbered from 0."""
+
+
+def is_kept(dropped: Dropped, path: str, first: int, count: int) -> pa.Array | None:
+    """Return for each of some successive rows of a file whether it is kept; None if all rows of the file are kept.
+
+    :param first: number of the first of these rows in the file.
+    """
+    if (numbers := dropped.get(path)) is None:
+        return None
+    return pc.invert(pc.is_in(pa.arange(first, first + count), numbers))
 
 
 class Budget:
@@ -99,6 +111,7 @@ class FileColumns:
     :param partial_days: days of which not all rows are read, but only events and receipts near midnight, and receipts
         that were sent after a restart. Only these rows can affect a neighbouring day.
     :param selections: chosen rows of the files, by path; all rows of a file that is not in it.
+    :param dropped: rows to leave out. It must not name files of ``selections``.
     """
 
     def __init__(
@@ -109,6 +122,7 @@ class FileColumns:
         *,
         partial_days: Container[str] = (),
         selections: Mapping[str, Selection] | None = None,
+        dropped: Dropped | None = None,
     ) -> None:
         self._storage = storage
         self._files = files
@@ -116,8 +130,11 @@ class FileColumns:
         self._footers: dict[str, pq.FileMetaData] = {}
         self._selections: dict[str, Selection] = dict(selections or {})
         for file in files:
-            if file.values.get("dt", "") in partial_days:
-                self._selections[file.path] = Selection(None, self._needed_rows(file))
+            needed = self._needed_rows(file) if file.values.get("dt", "") in partial_days else None
+            kept = is_kept(dropped or {}, file.path, 0, file.rows or 0)
+            if needed is not None or kept is not None:
+                chosen = kept if needed is None else needed if kept is None else pc.and_(needed, kept)
+                self._selections[file.path] = Selection(None, chosen)
 
     @property
     def count(self) -> int:

@@ -110,6 +110,10 @@ class Lake(Store):
             found = {str(day): [rows_of_day(rows, str(day))] for day in pc.unique(rows["dt"]).to_pylist()}
         self._put_tables(table, found, run, replaced)
 
+    def put_by_day(self, rows: Mapping[str, Iterable[pa.Table]], layer: str, name: str, run: int) -> None:
+        """Replace the rows of some days, one part of the rows of a day at a time. Otherwise as :meth:`put`."""
+        self._put_tables(self.table(layer, name), rows, run, {"dt": list(rows)})
+
     def replace_some(
         self, rows: pa.Table, rewrites: Sequence[Rewrite], layer: str, name: str, run: int, days: Iterable[str]
     ) -> None:

@@ -7,7 +7,7 @@ instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import cast
 
@@ -19,12 +19,12 @@ from dmsg.analytics import silver
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta import Delta
 from dmsg.analytics.expressions import as_column
-from dmsg.analytics.file_columns import Budget, FileColumns
+from dmsg.analytics.file_columns import Budget, Dropped, FileColumns
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.parquet import arrow_schema
 from dmsg.analytics.runs import State
-from dmsg.analytics.schemas import GOLD, OF_TRANSPORTS
+from dmsg.analytics.schemas import GOLD, OF_TRANSPORTS, SILVER
 from dmsg.analytics.store import BRONZE_KEY, Store
 from dmsg.analytics.views import VIEWS
 
@@ -81,26 +81,40 @@ class MemoryTables:
     :param days: days to read; None for all.
     :param partial_days: days, also in ``days``, of which only the transport events and receipts that can affect a
         neighbouring day are read: those near midnight, and receipts that were sent after a restart.
+    :param dropped: rows of bronze to leave out, because they are copies of other events; None if the copies of these
+        days are not known.
     """
 
     def __init__(
-        self, store: Store, state: State, days: Iterable[str] | None = None, partial_days: Iterable[str] = ()
+        self,
+        store: Store,
+        state: State,
+        days: Iterable[str] | None = None,
+        partial_days: Iterable[str] = (),
+        dropped: Dropped | None = None,
     ) -> None:
         self._store = store
         self._state = state
         self._days: Container[str] | None = None if days is None else set(days)
         self._partial_days = set(partial_days)
+        self._dropped = dropped
         self._budget = Budget(MEMORY_BYTES)
         self._read_events: dict[str, DataFrame] = {}
 
-    def _rows(self, table: Delta, files: Iterable[File], partial_days: Container[str] = ()) -> MemoryRows:
+    def _rows(
+        self,
+        table: Delta,
+        files: Iterable[File],
+        partial_days: Container[str] = (),
+        dropped: Dropped | None = None,
+    ) -> MemoryRows:
         chosen = [
             one for one in files if self._days is None or one.values.get("dt", "") in self._days or not one.values
         ]
         read_whole = (one for one in chosen if one.rows is None or one.values.get("dt", "") not in partial_days)
         if sum(MEMORY_ROWS + 1 if one.rows is None else one.rows for one in read_whole) > MEMORY_ROWS:
             raise NotInMemory("the files have too many rows to compute the table in memory")
-        columns = FileColumns(table.reading_storage(), chosen, self._budget, partial_days=partial_days)
+        columns = FileColumns(table.reading_storage(), chosen, self._budget, partial_days=partial_days, dropped=dropped)
         if columns.count > MEMORY_ROWS:
             raise NotInMemory("the files have too many rows to compute the table in memory")
         return columns.rows(arrow_schema(table.schema))
@@ -115,7 +129,8 @@ class MemoryTables:
         bronze = self._store.table("", "bronze")
         files = bronze.files(self._state.versions.get(BRONZE_KEY))
         partial_days = self._partial_days if family in OF_TRANSPORTS else ()
-        rows = as_frame(self._rows(bronze, (one for one in files if one.values["family"] == family), partial_days))
+        chosen = (one for one in files if one.values["family"] == family)
+        rows = as_frame(self._rows(bronze, chosen, partial_days, self._dropped))
         self._read_events[family] = rows
         return rows
 
@@ -131,12 +146,27 @@ class MemoryTables:
         table = self._store.table(layer, name)
         return as_frame(self._rows(table, table.files(self._state.versions.get(f"{layer}/{name}"))))
 
-    def _check_view(self, name: str) -> None:
-        """Check that all rows of the view can be computed from events. For a day on which events arrived twice,
-        the rows are stored instead.
+    def view_by_file(self, name: str, day: str) -> Iterator[pa.Table]:
+        """Return the rows of a view without keys on a day, one file of events at a time.
 
-        :raises NotInMemory: rows of the view are stored for one of the days.
+        :raises NotInMemory: a file is too large.
         """
+        bronze = self._store.table("", "bronze")
+        for file in bronze.files(self._state.versions.get(BRONZE_KEY)):
+            if file.values["family"] == VIEWS[name].family and file.values["dt"] == day:
+                # Each file has a budget of its own, because only the rows of one file are in memory.
+                reader = MemoryTables(self._store, self._state, [day], dropped=self._dropped)
+                events = as_frame(reader._rows(bronze, [file], dropped=self._dropped))
+                yield as_rows(OF_EVENTS[name](events)).table(SILVER[name].schema)
+
+    def _check_view(self, name: str) -> None:
+        """Check that all rows of the view can be computed from events. For a day on which events arrived twice, this
+        is possible only if the copies to leave out are known.
+
+        :raises NotInMemory: rows of the view are stored for one of the days, and the copies are not known.
+        """
+        if self._dropped is not None:
+            return
         stored = self._store.stored_days(name, self._state)
         if any(self._days is None or day in self._days for day in stored):
             raise NotInMemory(f"only Spark computes tables from the view {name} for days on which its rows are stored")

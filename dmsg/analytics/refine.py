@@ -19,6 +19,7 @@ from dmsg.analytics.affected_rows import WholeDays
 from dmsg.analytics.affected_tables import IDENTITY, TABLES, AffectedTables
 from dmsg.analytics.broadcasts import bounded
 from dmsg.analytics.changes import ENDS, OBSERVED, Changes, changed_ends, days_around
+from dmsg.analytics.copies import Copies, find_copies
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_tables import MemoryTables, as_rows, rows_of_table
@@ -27,6 +28,7 @@ from dmsg.analytics.schemas import DAILY, FAMILIES, GOLD, OVERALL, SILVER
 from dmsg.analytics.shard_tasks import FAMILIES_OF
 from dmsg.analytics.shards import LargeDays, only_shards
 from dmsg.analytics.store import NUMBERS, SUMS
+from dmsg.analytics.stored_views import StoredViews
 from dmsg.analytics.table_plans import HISTORY_DAYS, Read, Tables, daily_tables, overall_tables, silver_tables
 from dmsg.analytics.table_writer import TableWriter
 from dmsg.analytics.views import VIEWS
@@ -135,6 +137,8 @@ class Refinement:
             # family. Only those about starts and stops of processes are a reason to compute a day again.
             self._changes.note("life", lake.days_of_lives(before.batches))
         self._step = step
+        self._copies: Copies | None = None
+        self._views = StoredViews(lake, claim.number, before, state)
         self._affected = AffectedTables(lake, before, state) if self._writer.can_compare else None
         if self._affected is not None and not self._affected.has_few_events:
             self._affected = None
@@ -143,6 +147,11 @@ class Refinement:
             self._large = LargeDays(lake, state, self._changes, claim.number, self._writer.returned_rows)
 
     def _events(self, family: str, days: Iterable[str], doubtful: DataFrame | None) -> DataFrame:
+        """Return the events of a family on these days, each once.
+
+        :param doubtful: rows of the table ``numbers`` of the buckets in which numbers occur twice; None if there are
+            none.
+        """
         rows = self._lake.bronze([family], days)
         return rows if doubtful is None else bronze.deduplicate(rows, doubtful, self._hint)
 
@@ -163,7 +172,8 @@ class Refinement:
 
     def _open_in_memory(self, days: tuple[str, ...] | None, wider_days: tuple[str, ...] = ()) -> MemoryTables:
         partial_days = set(wider_days).difference(days or ())
-        return MemoryTables(self._lake, self._state, wider_days or days, partial_days)
+        dropped = None if self._copies is None else self._copies.dropped
+        return MemoryTables(self._lake, self._state, wider_days or days, partial_days, dropped)
 
     def _memory_reader(self, days: Sequence[str] | None, wider_days: Sequence[str] = ()) -> Read:
         """Return a function that reads the tables into memory, without Spark, with the rows that this run has written
@@ -203,14 +213,19 @@ class Refinement:
         self._note_ends()
         numbers = lake.stored("silver", NUMBERS.name, state, days)
         found = pc.sum(pc.subtract(numbers["events"], numbers["distinct_events"])).as_py() or 0
-        doubtful = None
-        if found:
-            doubtful = self._reader(days)(NUMBERS.name).where(F.col("events") > F.col("distinct_events"))
+        by_spark = not self._find_copies() and found > 0
+        if by_spark:
             # All days of the run are recomputed together, because the choice among duplicate events depends on the
             # events of all these days.
             self._changes.note_everything()
             self._affected = None
             self._large = None
+
+        @cache
+        def doubtful() -> DataFrame | None:
+            if not found:
+                return None
+            return self._reader(days)(NUMBERS.name).where(F.col("events") > F.col("distinct_events"))
 
         last_day = date.fromisoformat(max(state.days))
 
@@ -219,7 +234,7 @@ class Refinement:
             wider_days = days_around(days)
             read, around = self._reader(days), self._reader(wider_days)
             return silver_tables(
-                lambda family: choose(self._events(family, days, doubtful)),
+                lambda family: choose(self._events(family, days, doubtful())),
                 lambda name: choose(read(name)),
                 lambda name: choose(around(name)),
                 days,
@@ -241,15 +256,39 @@ class Refinement:
             )
 
         names = [name for name in SILVER if name not in _DERIVED_SILVER]
-        if doubtful is None:
-            for name in VIEWS:
-                names.remove(name)
-                lake.clear(name, self._claim.number, days)
+        if not by_spark:
+            self._views.choose_days(self._copies or Copies(), self._changes, days)
+            names = [name for name in names if name not in VIEWS or self._views.days[name]]
         for some in (names, *([name] for name in _DERIVED_SILVER)):
-            # If there are duplicate events, no table is computed in memory, because Spark chooses which of the
-            # duplicates to use.
-            self._write_days("silver", some, plan, plan_in_memory if doubtful is None else None)
+            self._write_days("silver", some, plan, None if by_spark else plan_in_memory)
         return int(found)
+
+    def _find_copies(self) -> bool:
+        """Search for copies of events, which all tables that are computed in memory then leave out.
+
+        :returns: whether it is known which events are copies. If not, Spark has to choose among the copies.
+        """
+        if not self._memory:
+            return False
+        try:
+            copies = find_copies(self._lake, self._before, self._state, self._days)
+        except NotInMemory:
+            return False
+        self._copies = copies
+        if copies.dropped:
+            # So far, the events were read with the copies, whose numbers are counted, too.
+            self._memory_tables.cache_clear()
+        if copies.replace_counted:
+            # Numbers that were computed from the replaced event cannot be subtracted from stored sums.
+            self._affected = None
+        if self._affected is not None:
+            try:
+                self._affected.leave_out(copies.dropped)
+            except WholeDays:
+                self._affected = None
+        if self._large is not None:
+            self._large.leave_out(copies.dropped)
+        return True
 
     def _number_events(self) -> None:
         """Write the tables with the counts of the event numbers that have arrived."""
@@ -321,13 +360,15 @@ class Refinement:
         :param plan_in_memory: returns plans that compute the same tables in memory, without Spark; None if
             only Spark may compute the tables.
         """
-        days = {name: self._changes.days_of(name) for name in names}
+        days = {name: self._views.days.get(name, self._changes.days_of(name)) for name in names}
         for name, some in days.items():
             if not some:
                 self._lake.table(layer, name).ensure()
         wanted = {name: some for name, some in days.items() if some}
         for name, some in list(wanted.items()):
-            if not self._is_affected(name) and self._replace_by_shards(layer, name, some, plan):
+            if not self._is_affected(name) and (
+                self._store_view(name, some) or self._replace_by_shards(layer, name, some, plan)
+            ):
                 del wanted[name]
         if plan_in_memory is not None and self._memory and len(self._parts) > 1:
             self._write_parts(layer, wanted, plan_in_memory)
@@ -368,7 +409,7 @@ class Refinement:
 
     def _is_affected(self, name: str) -> bool:
         """Whether a table can be updated by replacing only the rows that the new events affect."""
-        return self._affected is not None and name in TABLES
+        return self._affected is not None and (name in TABLES or name in self._views.to_extend)
 
     def _write(
         self,
@@ -401,6 +442,20 @@ class Refinement:
         with ThreadPoolExecutor(SMALL_WORKERS if self._small else 1) as pool:
             list(pool.map(one, tables))
 
+    def _store_view(self, name: str, days: tuple[str, ...]) -> bool:
+        """Store the rows of a view, computed in memory.
+
+        :returns: whether this was possible.
+        """
+        if not self._views.is_stored_by_file(name):
+            return False
+        self._step(f"silver: {name}")
+        self._claim.check()
+        with suppress(NotInMemory):
+            self._views.store(name, days, self._memory_tables(None))
+            return True
+        return False
+
     def _replace_by_shards(self, layer: str, name: str, days: tuple[str, ...], plan: Plan) -> bool:
         """Replace the rows of a table by rows that tasks of Spark compute with Arrow.
 
@@ -425,7 +480,7 @@ class Refinement:
 
         :returns: whether this was possible; if not, whole days have to be replaced.
         """
-        if self._affected is None or name not in TABLES:
+        if self._affected is None or not self._is_affected(name):
             return False
         try:
             found = self._affected.rows(name, days)

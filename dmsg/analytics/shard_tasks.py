@@ -26,7 +26,7 @@ from dmsg.analytics.changes import days_around
 from dmsg.analytics.data_files import File
 from dmsg.analytics.executors import prepare_worker
 from dmsg.analytics.expressions import Expression
-from dmsg.analytics.file_columns import can_affect_neighbours
+from dmsg.analytics.file_columns import Dropped, can_affect_neighbours, is_kept
 from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
@@ -78,6 +78,7 @@ class Job:
     :ivar last_day: the last of all days with events.
     :ivar most_rows: maximum number of rows of a family of events in one task.
     :ivar most_bytes: maximum number of bytes of all columns in one task.
+    :ivar dropped: rows of bronze to leave out, because they are copies of other events.
     :ivar returned_rows: maximum number of rows of a table that a task returns instead of writing them to a file; None
         for any number. By table.
     """
@@ -89,6 +90,7 @@ class Job:
     last_day: str
     most_rows: int
     most_bytes: int
+    dropped: Dropped
     returned_rows: Mapping[str, int | None]
 
     @property
@@ -149,7 +151,11 @@ def divide_files(job: Job, groups: Iterable[Sequence[File]]) -> Iterator[Piece]:
         family, day = file.values["family"], file.values["dt"]
         neighbours = set(days_around([day])) - {day} if family in OF_TRANSPORTS else ()
         around = [number for one, number in numbers.items() if one in neighbours]
-        for rows in read_columns(storage, file, _COLUMNS[family], job.most_bytes):
+        end = 0
+        for found in read_columns(storage, file, _COLUMNS[family], job.most_bytes):
+            start, end = end, end + found.num_rows
+            kept = is_kept(job.dropped, file.path, start, found.num_rows)
+            rows = found if kept is None else found.filter(kept)
             if day in numbers:
                 yield from _divide(job, numbers[day], rows, family, day)
             if around:

@@ -19,6 +19,7 @@ from dmsg.analytics import bronze, memory_tables
 from dmsg.analytics.changes import Changes, days_around
 from dmsg.analytics.data_files import File, run_directory
 from dmsg.analytics.executors import ExecutorsFailed, collect, divide_evenly
+from dmsg.analytics.file_columns import Dropped
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_tables import as_rows, rows_of_table
 from dmsg.analytics.number_tasks import NumberJob, add_sums, count_numbers, select_numbers, sum_files
@@ -155,6 +156,7 @@ class LargeDays:
         self._changes = changes
         self._number = number
         self._returned_rows = returned_rows
+        self._dropped: Dropped | None = None
         self._results: dict[str, tuple[Job, Result] | None] = {}
         self._computing = Lock()
 
@@ -175,6 +177,13 @@ class LargeDays:
         if memory:
             return max(counts.values(), default=0) > memory_tables.MEMORY_ROWS
         return sum(counts.values()) >= LARGE_ROWS
+
+    def leave_out(self, dropped: Dropped) -> None:
+        """Leave out copies of events when tables are computed.
+
+        :param dropped: the copies on the days of the run and on the days around them.
+        """
+        self._dropped = dropped
 
     def numbers(self, days: Iterable[str]) -> tuple[pa.Table, pa.Table] | None:
         """Return the rows of the tables of event numbers for these days; None if Spark has to compute them."""
@@ -257,8 +266,9 @@ class LargeDays:
         every = {day for some in days.values() for day in some}
         around = set(days_around(every))
         for view in VIEWS:
-            # The rows of a view are stored for days on which events arrived twice, and only Spark reads them.
-            if not self._lake.stored_days(view, self._state).isdisjoint(around):
+            # The rows of a view are stored for days on which events arrived twice. If the copies to leave out are not
+            # known, only Spark can read the stored rows.
+            if self._dropped is None and not self._lake.stored_days(view, self._state).isdisjoint(around):
                 return None
         wanted: dict[str, set[str]] = {}
         for name, some in days.items():
@@ -270,6 +280,7 @@ class LargeDays:
             if file.values["dt"] in wanted.get(file.values["family"], ())
         ]
         counts = _rows_by_family_and_day(files)
+        dropped = self._dropped or {}
         most_rows = memory_tables.MEMORY_ROWS
         of_shard = max(1, min(SHARD_ROWS, most_rows // 2))
         shards = -(-max((count for (_, day), count in counts.items() if day in every), default=1) // of_shard)
@@ -281,6 +292,7 @@ class LargeDays:
             last_day=max(self._state.days),
             most_rows=most_rows,
             most_bytes=memory_tables.MEMORY_BYTES,
+            dropped={file.path: dropped[file.path] for file in files if file.path in dropped},
             returned_rows={
                 name: None if limit is None else limit // shards for name, limit in self._returned_rows.items()
             },

@@ -22,6 +22,7 @@ MODULES = (
     "spark_intake",
     "spark_jobs",
     "spark_late",
+    "spark_copies",
     "spark_rewrites",
     "spark_report",
     "spark_archive",
