@@ -198,10 +198,17 @@ class AddressBook:
 
     def name_or_key(self, key: PubKey) -> str:
         """Return a name of ``key``, or the key as text if the book has none or cannot be read."""
+        return self._name_or(key, key.text)
+
+    def name_or_short(self, key: PubKey) -> str:
+        """Return a name of ``key``, or the short form of the key if the book has none or cannot be read."""
+        return self._name_or(key, key.short)
+
+    def _name_or(self, key: PubKey, text: str) -> str:
         try:
-            return self.name_of(key) or key.text
+            return self.name_of(key) or text
         except DmsgError:
-            return key.text
+            return text
 
     def add(self, name: str, key: PubKey, *, replace: bool = False) -> None:
         """Add a name.

@@ -178,6 +178,20 @@ class ForwardTests(ToolCase):
         await self.said(exposing, f"dmsg: cannot connect to 127.0.0.1:{port}: ")
 
     @asynchronous
+    async def test_a_peer_that_is_away_is_named(self) -> None:
+        await self.network()
+        exposing = self.tool("expose", str(await self.shouting()), "--port", "7", "-k", "alice.key", "--create")
+        await self.said(exposing, "leads to 127.0.0.1")
+        forwarding = self.tool("forward", "0", "alice:7")
+        local = int((await self.said(forwarding, r"127\.0\.0\.1:(\d+) leads to"))[1])
+        waiting = socket.create_connection(("127.0.0.1", local))
+        self.addCleanup(waiting.close)
+        waiting.sendall(b"hi")
+        self.assertEqual(await threads.deferToThread(waiting.recv, 2), b"HI")
+        exposing.transport.signalProcess("KILL")  # type: ignore[union-attr]
+        await self.said(forwarding, "dmsg: alice is away; its connections wait for it until")
+
+    @asynchronous
     async def test_each_direction_of_a_forward_can_end_on_its_own(self) -> None:
         """Request, end of data, answer; and a service that ends first and reads on."""
         await self.network()

@@ -298,7 +298,7 @@ async def copy_one(
     from dmsg.cli.files.send_by_key import transfer_progress
 
     peer = job.peer
-    who = AddressBook().name_of(peer) or peer.short
+    who = AddressBook().name_or_short(peer)
     with transfer_progress() as progress:
         away = _CopyProgress(reactor, progress, who, retry)
         watching = LoopingCall(away.update)

@@ -49,6 +49,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
     from dmsg.apps.splice import SpliceFactory
     from dmsg.cli.client_run import run, serve_until_interrupted, with_client
     from dmsg.cli.reconnect_notice import Texts, resume_timeout_of, watch_connections
+    from dmsg.clients.address_book import AddressBook
 
     async def main(reactor: Reactor) -> None:
         async def use(client: Client) -> None:
@@ -56,7 +57,7 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
             port = await TCP4ServerEndpoint(reactor, local_port, interface=interface).listen(factory)
             here = f"{interface}:{port.getHost().port}"
             tell(f"{here} leads to {address.text}", listening=here, leads_to=str(address), **describe_reach(interface))
-            name = address.public_key.short
+            name = AddressBook().name_or_short(address.public_key)
             texts = Texts(
                 f"{name} is away; its connections wait for it until {{until}}",
                 f"{name} is back",
