@@ -219,8 +219,11 @@ class SenderProgram(Program):
         self._go_on(OFFERING)
         try:
             agreement = await offered.agreed
-        except CodeUsedUp:
-            self.record.counted += 1
+        except (CancelledError, DmsgError) as error:
+            self.record.counted += isinstance(error, CodeUsedUp)
+            if self._parcel is not None:
+                # The transfer has begun in the callback of the agreement, and nobody waits for its end any more.
+                self._parcel.done.addErrback(lambda _: None)
             raise
         parcel = self._parcel or self._send(agreement)
         self.sent = await parcel.done

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from twisted.internet.error import ConnectionAborted
 from twisted.internet.interfaces import IProtocol
 from twisted.python.failure import Failure
+from twisted.python.filepath import FilePath
 
 from dmsg.apps import exposure
 from dmsg.apps.codes.pake import WrongCode
-from dmsg.apps.codes.stream import CodeEnd, CodeFactory
+from dmsg.apps.codes.stream import CodeAgreement, CodeEnd, CodeFactory
 from dmsg.apps.codes.words import Code
 from dmsg.apps.parcels import walk as parcels_walk
 from dmsg.apps.parcels.destination import Destination
@@ -32,8 +36,9 @@ from dmsg.testing.code_kinds import (
     REPLACE_PARTLY_RECEIVED,
     draw_plan,
 )
-from dmsg.testing.code_programs import AGREEING, FINISHING, RECEIVING, STARTING, STATES, OfferRecord
+from dmsg.testing.code_programs import AGREEING, FINISHING, RECEIVING, STARTING, STATES, OfferRecord, SenderProgram
 from dmsg.testing.code_walk import LARGE_SIZE, follow
+from dmsg.testing.lab import Lab
 from dmsg.testing.limited_destination import _LimitedFile
 from dmsg.testing.plan import Aim, Plan, Step
 from dmsg.testing.promise import PromiseBroken
@@ -128,6 +133,30 @@ class CodeWalkTests(WalkCase):
         """A receiver reads nothing, so that the sender's data stay on their way."""
         self.patch(CodeEnd, "_proceed", lambda end, protocol: None)
         self.found("without progress", [partial(follow, draw_plan(seed, 0)) for seed in SEEDS])
+
+
+class SenderProgramTests(WalkCase):
+    """Sender that begins the transfer in the callback of the agreement."""
+
+    def test_a_sender_that_is_interrupted_after_the_agreement_logs_no_error(self) -> None:
+        """The parcel fails while the sender still releases its nameplate, and nobody waits for the parcel."""
+        lab = Lab(1)
+        lab.add_servers(2)
+        source = FilePath(self.mktemp())
+        source.setContent(b"content")
+        sender = SenderProgram(lab, "anna", 1, Path(source.path), is_prompt=True)
+        sender.start()
+        lab.network.run_until(lambda: sender.record)
+        key = SecKey.from_seed(b"receiver").public
+        sender._agreed(CodeAgreement(key, "", lambda protocol: None))
+        sender.interrupt()
+        parcel: Any = sender._parcel
+        parcel.connectionLost(Failure(ConnectionAborted()))
+        lab.network.run_until(lambda: sender.has_ended)
+        sender._parcel = None
+        del parcel
+        gc.collect()
+        self.assertEqual(self.flushLoggedErrors(), [])
 
 
 class OfferRecordTests(WalkCase):
