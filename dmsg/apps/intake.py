@@ -66,7 +66,8 @@ class Intake:
     :param root: directory that peers write to.
     :param limit: maximum bytes in all.
     :param deep: whether unfinished files can also be in directories below ``root``.
-    :param wall_clock: function that returns the time of the system's clock in seconds, as in times of files.
+    :param wall_clock: function that returns the time in seconds since 1970, as in times of files; None for the system's
+        clock.
     :ivar total: bytes that count now: complete files, unfinished files, and the offers of running transfers.
     """
 
@@ -77,14 +78,14 @@ class Intake:
         limit: int,
         *,
         deep: bool = False,
-        wall_clock: Callable[[], float] = time.time,
+        wall_clock: Callable[[], float] | None = None,
     ) -> None:
         self.total = 0
         self._reactor = reactor
         self._root = root
         self._limit = limit
         self._deep = deep
-        self._wall_clock = wall_clock
+        self._wall_clock = wall_clock or time.time
         self._left: dict[Path, int] = {}
         """Bytes of the unfinished files for which no transfer is running, by path."""
         self._held: dict[Path, Reservation] = {}

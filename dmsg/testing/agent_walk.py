@@ -66,6 +66,9 @@ RESTART_DELAYS = (0.0, 0.5, 3.0, 20.0)
 """Seconds after which a killed agent or program is started again."""
 SETTLE_TIMEOUT = 400.0
 """Maximum seconds of the lab's time in which everything must recover after the last fault."""
+REOPEN = 1.0
+"""Seconds after which a stream that could not be opened is opened again. All streams are checked often, so each further
+one makes a failing walk slower."""
 LEFT_OUT = frozenset({"poison", "clock jump", "slow reader", "reader resumes"})
 """Faults that a walk of agents leaves out, or implements itself."""
 OPEN, FINISH, CLOSE, ABORT = "open", "finish", "close", "abort"
@@ -270,13 +273,13 @@ class AgentWalk:
     def _last_stream(self, one: User, two: User) -> Callable[[], bool]:
         """Return a function that must be called repeatedly until it returns True. Its calls open a stream (again, if an
         attempt fails), send data both ways, and close the stream. True means that all data has arrived."""
-        stream = self._open(one, two)
+        stream, opened_at = self._open(one, two), self.lab.clock.seconds()
         said: list[NumberedEnd] = []
 
         def delivers() -> bool:
-            nonlocal stream
-            if stream.has_failed:
-                stream = self._open(one, two)
+            nonlocal stream, opened_at
+            if stream.has_failed and self.lab.clock.seconds() - opened_at >= REOPEN:
+                stream, opened_at = self._open(one, two), self.lab.clock.seconds()
             for end in stream.ends:
                 if end not in said and stream.is_usable(end):
                     said.append(end)

@@ -133,8 +133,8 @@ class FileColumnsTests(SynchronousTestCase):
 class TwoServersCase(LakeCase):
     """Two servers, whose events arrived in two runs, and are therefore in different files of bronze."""
 
-    _earlier: ClassVar[dict[str, TwoServersCase]] = {}
-    """Finished runs with which several tests begin, by the name of the method that makes them."""
+    _earlier: ClassVar[dict[object, TwoServersCase]] = {}
+    """Finished runs with which several tests begin, by the function that makes them."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -176,12 +176,13 @@ class TwoServersCase(LakeCase):
 
         The tables name the files by their former paths, so the files are where only :meth:`check_tables` reads them.
         """
-        if name not in self._earlier:
+        make = getattr(type(self), name)
+        if make not in self._earlier:
             case = type(self)(self._testMethodName)
             case.setUp()
-            getattr(case, name)()
-            self._earlier[name] = case
-        earlier = self._earlier[name]
+            make(case)
+            self._earlier[make] = case
+        earlier = self._earlier[make]
         shutil.copytree(earlier.out, self.out)
         shutil.copytree(earlier.new, self.spool / "earlier")
         shutil.copytree(earlier.new_checked, self.checked / "earlier")
