@@ -11,7 +11,8 @@ RELAYS = ("relay-1", "relay-2")
 TWINS = {"anna": ("relay-1",), "ben": ("relay-2",), "cleo": ("relay-1", "relay-2"), "dan": ("relay-2",)}
 """Twins, and the relays to which each is connected."""
 KILL_TWIN = "kill twin"
-SENDING, ACCEPTED, HANDLED = STATES = ("sending", "accepted", "handled")
+SENDING, ACCEPTED, HANDLED = "sending", "accepted", "handled"
+STATES = (SENDING, ACCEPTED, HANDLED)
 """States of an open call, in the order of the table's columns. A relay has confirmed an ``ACCEPTED`` call, and no
 program has handled it. The caller of a ``HANDLED`` call does not have the answer."""
 CALLER, RECEIVER, OTHER_TWIN = "its caller", "its receiver", "another twin"
