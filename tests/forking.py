@@ -202,8 +202,8 @@ def _serve(connection: socket.socket) -> str:
                 if request["code"] == WORKER or _starts_programs(request["arguments"]):
                     _inherited, theirs = _high_socketpair()
                     # What Python makes of the variable when it starts.
-                    first = request["environment"]["PYTHONPATH"].split(os.pathsep)
-                    sys.path[:] = dict.fromkeys([*first, *sys.path])
+                    first = request["environment"].get("PYTHONPATH", "")
+                    sys.path[:] = dict.fromkeys([*first.split(os.pathsep), *sys.path] if first else sys.path)
                     if os.fork() == 0:
                         _inherited.close()
                         _inherited = None
