@@ -276,7 +276,7 @@ class Refinement:
             return False
         self._copies = copies
         if copies.dropped:
-            # So far, the events were read with the copies, whose numbers are counted, too.
+            # Until now the events were read with their copies, because the counts of event numbers include the copies.
             self._memory_tables.cache_clear()
         if copies.replace_counted:
             # Numbers that were computed from the replaced event cannot be subtracted from stored sums.

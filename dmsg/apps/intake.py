@@ -35,11 +35,18 @@ PARTS_LIMIT = 10_000
 PART_LIFETIME = 7 * 86400.0
 """Seconds after which an unfinished file that nobody has continued is removed."""
 SWEEP_INTERVAL = 3600.0
-"""Seconds between two searches for such files."""
+"""Seconds between two searches for unfinished files that are too old."""
 
 
 class IntakeFull(TransferError):
-    """Error: an offer is refused, because peers have left too much."""
+    """Error: an offer is refused, because peers have left too much.
+
+    :ivar limit: name of the limit that the offer exceeds, ``bytes`` or ``parts``.
+    """
+
+    def __init__(self, text: str, limit: str) -> None:
+        super().__init__(text)
+        self.limit = limit
 
 
 @dataclass(eq=False)
@@ -128,10 +135,13 @@ class Intake:
         if cost > left:
             raise IntakeFull(
                 f"{human_size(cost)} are too much: this side accepts {human_size(self._limit)} from all its peers "
-                f"together, and {human_size(left)} of that are left"
+                f"together, and {human_size(left)} of that are left",
+                "bytes",
             )
         if len(self._left.keys() | self._held.keys() | set(parts)) > PARTS_LIMIT:
-            raise IntakeFull(f"this side has {PARTS_LIMIT} unfinished files from its peers, and accepts no more")
+            raise IntakeFull(
+                f"this side has {PARTS_LIMIT} unfinished files from its peers, and accepts no more", "parts"
+            )
         self.total += cost
         replaced = sum(_size_of_file(parent / name) for name, *_ in things)
         reservation = Reservation(cost, entries, parts, replaced)
@@ -183,7 +193,7 @@ class Intake:
 
         A line also tells how many offers were refused for the same reason since the last one.
         """
-        more = self._lines.suffix("parts" if "unfinished" in str(error) else "bytes")
+        more = self._lines.suffix(error.limit)
         return None if more is None else f"an offer of {peer} is refused: {error}{more}"
 
     def _sweep(self) -> Deferred[None]:

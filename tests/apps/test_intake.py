@@ -126,7 +126,7 @@ class LimitTests(IntakeCase):
 
     def test_refused_offers_are_counted_by_reason(self) -> None:
         intake = self.intake()
-        full, many = IntakeFull("5 B are too much"), IntakeFull("3 unfinished files")
+        full, many = IntakeFull("5 B are too much", "bytes"), IntakeFull("3 unfinished files", "parts")
         self.assertEqual(intake.refusal_line(full, "bob"), "an offer of bob is refused: 5 B are too much")
         self.assertEqual([intake.refusal_line(full, "eve") for _ in range(9)], [None] * 9)
         self.assertIn("unfinished", intake.refusal_line(many, "eve") or "")

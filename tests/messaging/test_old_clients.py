@@ -288,9 +288,8 @@ class DialTests(SynchronousTestCase):
             network.advance(UNDECIDED_LIMIT)
             self.assertIsNone(protocol.lost)
 
-    def test_pauses_of_this_process_do_not_count_while_a_remote_is_undecided(self) -> None:
-        network = OldNetwork()
-        let_pause(network.clock)
+    def undecided(self, network: OldNetwork) -> tuple[Any, StockClient]:
+        """Return a protocol that has written to a client whose dialect is not known yet, and this client."""
         stock = network.stock(KEYS["B"], "2019-03-13")
         mine = Accepting()
         network.client(KEYS["A"]).open(stock.key.public, mine, acks=None)
@@ -298,6 +297,12 @@ class DialTests(SynchronousTestCase):
         (protocol,) = mine.built
         protocol.transport.write(b"x")
         network.settle()
+        return protocol, stock
+
+    def test_pauses_of_this_process_do_not_count_while_a_remote_is_undecided(self) -> None:
+        network = OldNetwork()
+        let_pause(network.clock)
+        protocol, _ = self.undecided(network)
         network.clock.advance(10 * UNDECIDED_LIMIT)
         pass_time(network.clock, UNDECIDED_LIMIT - 0.2)
         self.assertIsNone(protocol.lost)
@@ -306,13 +311,7 @@ class DialTests(SynchronousTestCase):
 
     def test_an_undecided_remote_is_decided_after_a_limit(self) -> None:
         network = OldNetwork()
-        stock = network.stock(KEYS["B"], "2019-03-13")
-        mine = Accepting()
-        network.client(KEYS["A"]).open(stock.key.public, mine, acks=None)
-        network.settle()
-        (protocol,) = mine.built
-        protocol.transport.write(b"x")
-        network.settle()
+        protocol, stock = self.undecided(network)
         network.advance(UNDECIDED_LIMIT)
         self.assertEqual(protocol.lost.value.close_reason, CloseReason.ACKS_UNKNOWN)
         self.assertRegex(str(protocol.lost.value), "--acks yes .* before 2019-04-15, --acks no .* later")
