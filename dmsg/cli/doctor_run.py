@@ -43,6 +43,11 @@ SLOW_ROUND_TRIP = 1.0
 """Seconds of a round trip above which a server is reported as slow."""
 MAX_ANSWER_SIZE = 64 * 1024
 """Maximum bytes of the answer of a discovery to ``/health``."""
+REFUSED_ENTRIES_ADVICE = (
+    "update dmsg here and where that discovery and its servers run; if they are all new, do not trust that discovery"
+)
+"""Advice for a discovery whose entries this program refuses.  A discovery verifies each entry itself before it stores
+the entry."""
 INDENT = " " * 7
 """Text before the further lines of a result, as wide as the verdict before its first line."""
 
@@ -236,6 +241,11 @@ async def _discovery(reactor: Reactor, examination: Examination, url: str, serve
         return
     finally:
         await lookup.close()
+    if listed.refusal:
+        verdict = Verdict.NOTE if listed else Verdict.WRONG
+        examination.print_result(verdict, "discovery", listed.refusal, REFUSED_ENTRIES_ADVICE)
+        if not listed:
+            return
     what = f"discovery {url} answers in {milliseconds(took)}"
     if not listed:
         advice = "start a server with --discovery and this URL: servers register themselves"

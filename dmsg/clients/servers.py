@@ -372,7 +372,8 @@ class ServerSet(Generic[SessionT]):
                 await self._learn_expected()
                 entries = [entry for entry in listed if self._uses.suits(entry)]
                 if not entries:
-                    self.last_error = "discovery lists no server" + (" that speaks this protocol" if listed else "")
+                    protocol = " that speaks this protocol" if listed else ""
+                    self.last_error = listed.refusal or f"discovery lists no server{protocol}"
             except DiscoveryError as error:
                 # The search continues with known servers, so that clients survive an outage of discovery.
                 self.last_error = str(error)

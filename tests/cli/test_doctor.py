@@ -13,6 +13,7 @@ from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from dmsg.cli.client_run import ONLINE_TIMEOUT
+from dmsg.discovery.entries.entry import VERSION, Entry, ServerMeta
 from dmsg.discovery.entries.recognition import VERSION_1
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError
@@ -144,6 +145,32 @@ class DoctorTests(ToolCase):
         status, found = await self.examined("-d", "http://127.0.0.1:1")
         self.assertEqual((status, found["discovery"]["verdict"]), (1, "wrong"))
         self.assertIn("refused", found["discovery"]["text"])
+
+    @asynchronous
+    async def test_refused_entries_are_counted_and_explained(self) -> None:
+        """The discovery does list servers, but this program cannot use their entries."""
+        key = SecKey.generate()
+        good = Entry(VERSION, 0, 1, key.public.hex(), server=ServerMeta("127.0.0.1:1", 5)).sign(key).to_json()
+        changed = good.replace(b'"timestamp":1', b'"timestamp":2')
+        for listed, usable in (([changed] * 3, 0), ([good, changed], 1)):
+            there = Elsewhere(discovery_available_servers=(200, b"[%s]" % b",".join(listed)))
+            port: Any = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Site(there))
+            self.addCleanup(port.stopListening)
+            url = f"http://127.0.0.1:{port.getHost().port}"
+            refused = len(listed) - usable
+            why = f"discovery {url}: {refused} of {len(listed)} server entries are refused: invalid signature"
+            for options in ((), ("--json",)):
+                status, out, err = await self.run_command("discovery", "list", "-d", url, *options)
+                self.assertEqual((status, err), (0 if usable else 1, f"dmsg: {why}\n"), options)
+                self.assertEqual("127.0.0.1:1" in out, bool(usable), out)
+            status, out, _ = await self.run_command("doctor", "-d", url)
+            said = " ".join(out.split())
+            self.assertEqual(status, 1)
+            self.assertIn(f"{'note' if usable else 'wrong'} {why}", said)
+            self.assertNotIn("lists no server", said)
+            if not usable:
+                status, _, err = await self.run_command("ping", SecKey.generate().public.hex(), "-d", url)
+                self.assertIn(why, err)
 
     @asynchronous
     async def test_servers_of_the_other_protocol_are_named(self) -> None:

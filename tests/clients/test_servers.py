@@ -13,6 +13,7 @@ from dmsg.clients.server_choice import ServerChoice
 from dmsg.clients.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet, ServerUses
 from dmsg.clients.session import Session as ClientSession
 from dmsg.discovery.entries.entry import VERSION, Entry, ServerMeta
+from dmsg.discovery.lookup.server_list import ServerList
 from dmsg.keys import PubKey, SecKey
 from dmsg.v2019.core.events import Draining
 from tests.v2019.secure_support import SecureCase
@@ -36,7 +37,7 @@ class Servers:
         return succeed(self._entries[key])
 
     def available_servers(self) -> Deferred[Any]:
-        return succeed([self._entries[key.public] for key in self._listed])
+        return succeed(ServerList(self._entries[key.public] for key in self._listed))
 
 
 class Session:

@@ -15,6 +15,7 @@ from dmsg.clients.publish import FEWER_DELAY, POST_BURST, POST_INTERVAL, PUBLISH
 from dmsg.clients.server_choice import ServerChoice
 from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta
+from dmsg.discovery.lookup.server_list import ServerList
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.retry_loop import RetryLoop
@@ -129,7 +130,7 @@ class Questions:
     stored_entry = entry
 
     def available_servers(self) -> Deferred[Any]:
-        return self._answer(list)
+        return self._answer(ServerList)
 
     def update(self, key: SecKey, make: Callable[[Entry], Entry]) -> Deferred[Any]:
         blank = Entry(VERSION, 0, 1, KEY.public.hex(), client=ClientMeta(()))
@@ -318,7 +319,7 @@ class LoopTests(SynchronousTestCase):
                 return succeed(entry)
 
             def available_servers(self) -> Deferred[Any]:
-                return succeed([])
+                return succeed(ServerList())
 
         def opener(entry: Entry) -> Any:
             class Refused:

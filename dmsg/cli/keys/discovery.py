@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.cli.options import group
-from dmsg.cli.output import say, state, tell
+from dmsg.cli.output import notice, say, state, tell
 from dmsg.cli.params import PUBLIC_KEY, discovery_option
+from dmsg.errors import DiscoveryError
 from dmsg.keys import PubKey, read_key_file
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ def list_servers(discovery: tuple[str, ...]) -> None:
 
     async def main(reactor: Reactor) -> None:
         entries = await _lookups(reactor, discovery).available_servers()
+        if entries.refusal and not entries:
+            raise DiscoveryError(entries.refusal)
+        if entries.refusal:
+            notice(entries.refusal)
         if state.json:
             for entry in entries:
                 say(entry.to_json().decode())

@@ -32,6 +32,7 @@ from dmsg.discovery.entries.entry import VERSION, ClientMeta, Entry, ServerMeta,
 from dmsg.discovery.entries.gojson import INT64
 from dmsg.discovery.entries.recognition import COMMON_PATH, describe_foreign, is_foreign, recognise
 from dmsg.discovery.entries.rules import WRONG_TIME, Deletion, decode_deletion, next_sequence
+from dmsg.discovery.lookup.server_list import ServerList, parse_server_list
 from dmsg.errors import DiscoveryError, DmsgError, EntryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.pending import cancellable
@@ -46,8 +47,6 @@ T = TypeVar("T")
 
 TIMEOUT = 10.0
 """Default timeout of a request, in seconds."""
-MAX_LISTED = 128
-"""Maximum number of servers that are taken from one answer, because each costs the verification of a signature."""
 MAX_ANSWER = 1024 * 1024
 """Maximum size of an answer in bytes; a longer answer is an error."""
 UPDATE_ATTEMPTS = 4
@@ -129,9 +128,9 @@ class Lookup:
         """
         return self._ask(self._entry(key))
 
-    def available_servers(self) -> Deferred[list[Entry]]:
+    def available_servers(self) -> Deferred[ServerList]:
         """Fetch the entries of the servers that discovery lists, in random order. Entries that fail verification are
-        left out.
+        left out, and the list says why.
         """
         return self._ask(self._available_servers())
 
@@ -280,12 +279,12 @@ class Lookup:
         except EntryError as error:
             raise DiscoveryError(f"discovery {self.shown_url}: entry of {key.short} is refused: {error}") from None
 
-    async def _available_servers(self) -> list[Entry]:
+    async def _available_servers(self) -> ServerList:
         status, body = await self._request("GET", "/discovery/available_servers")
         if status == 404 and not is_foreign(status, body):
             # A discovery without servers answers 404 with JSON. A web server that is no discovery would answer with an
             # HTML page.
-            return []
+            return ServerList()
         if status != 200:
             raise self._error(status, body)
         try:
@@ -294,22 +293,10 @@ class Lookup:
                 raise ValueError
         except ValueError:
             raise DiscoveryError(f"discovery {self.shown_url}: list of servers is malformed") from None
-        entries = []
-        refused = 0
-        why = ""
-        for one in listed[:MAX_LISTED]:
-            try:
-                entry = _parse_entry(json.dumps(one).encode())
-            except (EntryError, RecursionError) as error:
-                refused += 1
-                why = why or str(error)
-                continue
-            if entry.server is not None:
-                entries.append(entry)
-        if refused:
-            text = "{url}: {refused} of {listed} server entries are refused: {why}"
-            _log.info(text, url=self.shown_url, refused=refused, listed=len(listed), why=why)
-        return entries
+        servers = parse_server_list(listed, f"discovery {self.shown_url}")
+        if servers.refusal:
+            _log.info("{refusal}", refusal=servers.refusal)
+        return servers
 
     async def _post(self, entry: Entry) -> None:
         status, body = await self._request("POST", "/discovery/entries", entry.to_json())

@@ -14,6 +14,7 @@ from twisted.python.failure import Failure
 
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.lookup.server_list import ServerList
 from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.deadlines import no_answer
@@ -57,7 +58,7 @@ class Lookups:
         """
         return Deferred.fromCoroutine(self._fetch_newest(lambda lookup: lookup.entry(key), is_owner=True))
 
-    def available_servers(self) -> Deferred[list[Entry]]:
+    def available_servers(self) -> Deferred[ServerList]:
         """Fetch the servers from all discoveries that answer, each once; see :meth:`Lookup.available_servers`."""
         return Deferred.fromCoroutine(self._available_servers())
 
@@ -203,7 +204,7 @@ class Lookups:
                 raise DiscoveryError("this change of the entry was cancelled, because a later change replaces it")
             raise _strongest(failures, WrongDiscovery)
 
-    async def _available_servers(self) -> list[Entry]:
+    async def _available_servers(self) -> ServerList:
         answers = await self._gather(lambda lookup: lookup.available_servers())
         found: dict[str, Entry] = {}
         for answer in answers:
@@ -216,7 +217,8 @@ class Lookups:
             # Any other error is preferred to WrongDiscovery, after which callers give up: an unreachable discovery may
             # recover.
             raise _strongest(failures, WrongDiscovery)
-        return list(found.values())
+        refusals = [one.refusal for one in answers if not isinstance(one, Failure) and one.refusal]
+        return ServerList(found.values(), "; ".join(refusals))
 
 
 async def _send_request_after(reactor: IReactorTime, earlier: Deferred[Any], send: Callable[[], Deferred[T]]) -> T:

@@ -17,6 +17,7 @@ from dmsg.discovery.entries.entry import ClientMeta, Entry, ServerMeta
 from dmsg.discovery.entries.rules import Deletion
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import GRACE, HUNG_FOR, Lookups
+from dmsg.discovery.lookup.server_list import ServerList
 from dmsg.errors import DiscoveryError, EntryNotFound
 from dmsg.keys import SecKey
 from dmsg.net.proxies import ProxyError
@@ -254,7 +255,12 @@ class LookupTests(APICase):
             self.successResultOf(self.lookup.post(entry))
         changed = bad.to_json().replace(b"h:1", b"h:2")
         self.store._db.execute("UPDATE entries SET json = ? WHERE static = ?", (changed, bad.static))
-        self.assertEqual(self.successResultOf(self.lookup.available_servers()), [good])
+        servers = self.successResultOf(self.lookup.available_servers())
+        self.assertEqual(servers, [good])
+        why = f"discovery {self.lookup.url}: 1 of 2 server entries are refused: invalid signature"
+        self.assertEqual(servers.refusal, why)
+        both = self.successResultOf(Lookups([self.lookup, self.lookup]).available_servers())
+        self.assertEqual((both, both.refusal), ([good], f"{why}; {why}"))
 
     def test_errors_name_their_cause(self) -> None:
         forged = self.client_entry().to_json()
@@ -285,7 +291,7 @@ class LookupTests(APICase):
                 return self.answer(self.entries[0] if self.entries else None)
 
             def available_servers(self) -> Any:
-                return self.answer(list(self.entries))
+                return self.answer(ServerList(self.entries))
 
         lying, honest, hanging = Says(self.clock, old), Says(self.clock, new), Says(self.clock, hangs=True)
         both = Lookups([lying, Says(self.clock), honest])
