@@ -8,7 +8,7 @@ PIP =
 # pip only warns of an extra that it does not find under that name, and goes on without what is in it
 PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 
-.PHONY: help demo demo-rmb demo-pipeline test test-core lint docs dist bench long walks clean
+.PHONY: help demo demo-rmb demo-pipeline test test-core test-pipeline lint docs dist bench long walks clean
 
 help:
 	@echo "make demo           a whole dmsg network on this machine, in under a minute"
@@ -16,6 +16,7 @@ help:
 	@echo "make demo-pipeline  servers under load, then Spark over their events, then a report (Java 17)"
 	@echo "make test           the test suite (COVERAGE=83 also measures what it reaches)"
 	@echo "make test-core      the test suite without Java and Spark"
+	@echo "make test-pipeline  the tests of the pipeline alone"
 	@echo "make lint           ruff, mypy, import-linter"
 	@echo "make docs           the documentation, into docs/_build/html"
 	@echo "make dist           sdist and wheel, checked, and the demos from the wheel alone"
@@ -65,7 +66,8 @@ demo-rmb: $(VENV)/.rmb
 demo-pipeline: $(VENV)/.spark
 	$(BIN)/dmsg analytics demo
 
-# All packages but that of Spark: its tests share one process, since each worker would start a Java of its own.
+# All packages but that of the pipeline: its tests with Spark share one process, since each worker would start a Java
+# of its own.
 CORE_TESTS = $(patsubst tests/%/__init__.py,tests.%,$(filter-out tests/analytics/%,$(wildcard tests/*/__init__.py))) \
 	$(patsubst tests/%.py,tests.%,$(wildcard tests/test_*.py))
 
@@ -76,19 +78,27 @@ COVERAGE ?=
 MEASURED = $(if $(COVERAGE),-m coverage run)
 
 # Tests start hundreds of programs. Without stored bytecode, each would compile its modules again.
-test test-core: export PYTHONDONTWRITEBYTECODE =
+test test-core test-pipeline: export PYTHONDONTWRITEBYTECODE =
+
+# The tests of the pipeline: those with Java, and beside them those without.
+PIPELINE_TESTS = $(MEASURED) -m tests.run --temp-directory=_trial_temp_spark tests.analytics.test_spark \
+		-- $(MEASURED) -m tests.run --temp-directory=_trial_temp_arrow tests.analytics.test_arrow tests.analytics.test_full_disk
 
 test: $(VENV)/.spark
 	@rm -f .coverage .coverage.*
-	$(BIN)/python -m tests.alongside $(MEASURED) -m tests.run --temp-directory=_trial_temp_spark tests.analytics \
+	$(BIN)/python -m tests.alongside $(PIPELINE_TESTS) \
 		-- $(MEASURED) -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
 	$(if $(COVERAGE),$(BIN)/python -m coverage combine --quiet)
 	$(if $(COVERAGE),$(BIN)/python -m coverage report --fail-under=$(COVERAGE))
-	@$(BIN)/python -m tests.run --summary _trial_temp _trial_temp_spark
+	@$(BIN)/python -m tests.run --summary _trial_temp _trial_temp_arrow _trial_temp_spark
 
 test-core: $(VENV)/.test
 	$(BIN)/python -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
 	@$(BIN)/python -m tests.run --summary _trial_temp
+
+test-pipeline: $(VENV)/.spark
+	$(BIN)/python -m tests.alongside $(PIPELINE_TESTS)
+	@$(BIN)/python -m tests.run --summary _trial_temp_arrow _trial_temp_spark
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
-"""Two runs of tests at the same time: ``python -m tests.alongside ARGUMENTS -- ARGUMENTS``, each for one ``python``.
+"""Runs of tests at the same time: ``python -m tests.alongside ARGUMENTS -- ARGUMENTS ...``, each for one ``python``.
 
-The second run prints as usual. The output of the first run is kept in a file, and printed after that of the second. The
-exit status is 0 if both runs succeed. Ctrl-C and SIGTERM end both runs.
+The last run prints as usual. The output of each other run is kept in a file, and printed after that of the last. The
+exit status is 0 if all runs succeed. Ctrl-C and SIGTERM end all of them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from types import FrameType
 from typing import BinaryIO
 
@@ -18,7 +20,7 @@ GRACE = 20.0
 """Seconds within which an interrupted run must end; after that it is killed."""
 
 NICE = 5
-"""Niceness of the second run, which has the lower priority."""
+"""Niceness of the last run, which has the lowest priority."""
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
@@ -41,37 +43,55 @@ def _end(runs: list[subprocess.Popen[bytes]]) -> None:
             run.wait()
 
 
-def _both(first: list[str], second: list[str], kept: BinaryIO) -> bool:
-    """Run both and return whether both succeeded; the output of the first goes into a file."""
+def _run_all(commands: list[list[str]], kept: Sequence[BinaryIO]) -> bool:
+    """Run all and return whether all succeeded.
+
+    :param kept: files for the output of all but the last.
+    """
     runs: list[subprocess.Popen[bytes]] = []
     try:
-        runs.append(subprocess.Popen([sys.executable, *first], stdout=kept, stderr=subprocess.STDOUT))
-        # The first run takes longer. With equal priority it would run on alone at the end.
-        runs.append(subprocess.Popen(["nice", "-n", str(NICE), sys.executable, *second]))
-        runs[1].wait()
-        if runs[0].poll() is None:
-            sys.stdout.write("waiting for the run whose output follows\n")
+        for command, file in zip(commands, kept, strict=False):
+            runs.append(subprocess.Popen([sys.executable, *command], stdout=file, stderr=subprocess.STDOUT))
+        # The others do less at the same time. With equal priority, one of them would run on alone at the end.
+        runs.append(subprocess.Popen(["nice", "-n", str(NICE), sys.executable, *commands[-1]]))
+        runs[-1].wait()
+        if any(run.poll() is None for run in runs):
+            sys.stdout.write("waiting for runs whose output follows\n")
             sys.stdout.flush()
-        runs[0].wait()
+        for run in runs:
+            run.wait()
     finally:
         _end(runs)
     return not any(run.returncode for run in runs)
 
 
+def _split(arguments: list[str]) -> list[list[str]]:
+    """Return the arguments of each run."""
+    commands: list[list[str]] = [[]]
+    for one in arguments:
+        if one == "--":
+            commands.append([])
+        else:
+            commands[-1].append(one)
+    return commands
+
+
 def main(arguments: list[str]) -> int:
-    """Run both, and return 0 if both succeed."""
-    middle = arguments.index("--")
+    """Run all, and return 0 if all succeed."""
+    commands = _split(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)
-    with tempfile.TemporaryFile() as kept:
+    with ExitStack() as opened:
+        kept = [opened.enter_context(tempfile.TemporaryFile()) for _ in commands[1:]]
         try:
-            succeeded = _both(arguments[:middle], arguments[middle + 1 :], kept)
+            succeeded = _run_all(commands, kept)
         except KeyboardInterrupt:
             return 128 + signal.SIGINT
         finally:
-            kept.seek(0)
-            sys.stdout.flush()
-            shutil.copyfileobj(kept, sys.stdout.buffer)
+            for file in kept:
+                file.seek(0)
+                sys.stdout.flush()
+                shutil.copyfileobj(file, sys.stdout.buffer)
             sys.stdout.flush()
     return 0 if succeeded else 1
 

@@ -63,44 +63,48 @@ class TargetTests(SynchronousTestCase):
 
 
 class AlongsideTests(SynchronousTestCase):
-    """Two runs at the same time, as ``make test`` starts them."""
+    """Runs at the same time, as ``make test`` starts them."""
 
-    def start(self, first: str, second: str) -> subprocess.Popen[str]:
-        command = (sys.executable, "-m", "tests.alongside", "-c", first, "--", "-c", second)
+    def start(self, *runs: str) -> subprocess.Popen[str]:
+        arguments = [argument for run in runs for argument in ("--", "-c", run)]
+        command = (sys.executable, "-m", "tests.alongside", *arguments[1:])
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.addCleanup(process.kill)
         return process
 
-    def test_the_first_prints_after_the_second(self) -> None:
-        """The first run ends only when the second one has printed all of its output, and was started before."""
-        path = Path(self.mktemp()).absolute()
-        first = f"import os, time\nprint('one', flush=True)\nos.mkfifo({str(path)!r})\nopen({str(path)!r}).read()"
-        second = (
-            f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)\n"
-            f"print('two', flush=True)\nopen({str(path)!r}, 'w').close()"
+    def test_the_last_prints_before_the_others(self) -> None:
+        """The other runs end only when the last one has printed all of its output, and were started before."""
+        paths = [Path(f"{self.mktemp()}-{number}").absolute() for number in range(2)]
+        others = [
+            f"import os\nprint({number}, flush=True)\nos.mkfifo({str(path)!r})\nopen({str(path)!r}).read()"
+            for number, path in enumerate(paths)
+        ]
+        last = (
+            f"import os, time\npaths = {list(map(str, paths))}\n"
+            "while not all(map(os.path.exists, paths)): time.sleep(0.01)\n"
+            "print('last', flush=True)\nfor path in paths: open(path, 'w').close()"
         )
-        process = self.start(first, second)
+        process = self.start(*others, last)
         said = [line for line in process.communicate()[0].splitlines() if not line.startswith("waiting for")]
-        self.assertEqual((said[-2:], process.returncode), (["two", "one"], 0))
+        self.assertEqual((said[-3:], process.returncode), (["last", "0", "1"], 0))
 
-    def test_either_failure_is_a_failure(self) -> None:
+    def test_any_failure_is_a_failure(self) -> None:
         failing, passing = "import sys; sys.exit(3)", "print('passed')"
-        for first, second in ((failing, passing), (passing, failing)):
-            process = self.start(first, second)
+        for failed in range(3):
+            process = self.start(*(failing if number == failed else passing for number in range(3)))
             said, _ = process.communicate()
-            self.assertEqual(process.returncode, 1)
-            self.assertIn("passed\n", said)
+            self.assertEqual((process.returncode, said.count("passed\n")), (1, 2))
 
-    def test_an_interrupt_ends_both(self) -> None:
+    def test_an_interrupt_ends_all(self) -> None:
         """A signal to the command alone, without a terminal that tells the runs as well."""
         running = "import os, time; os.write(1, b'%d\\n' % os.getpid()); time.sleep(600)"
         for number in (signal.SIGINT, signal.SIGTERM):
-            process = self.start(running, running)
+            process = self.start(running, running, running)
             assert process.stdout is not None
-            second = int(process.stdout.readline())
+            last = int(process.stdout.readline())
             process.send_signal(number)
             said, _ = process.communicate()
             numbers = [int(line) for line in said.splitlines() if line.isdigit()]
-            self.assertEqual((process.returncode, said.count("KeyboardInterrupt")), (130, 2), said)
-            for pid in (second, *numbers):
+            self.assertEqual((process.returncode, said.count("KeyboardInterrupt")), (130, 3), said)
+            for pid in (last, *numbers):
                 self.assertRaises(ProcessLookupError, os.kill, pid, 0)

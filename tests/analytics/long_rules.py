@@ -8,7 +8,7 @@ from dmsg.analytics import lake
 from dmsg.analytics.attention import needs_attention
 from dmsg.cli.pipeline.watch import _render_findings
 from dmsg.telemetry.spool_listing import Reason, shorten_path
-from tests.analytics import spark_earlier, spark_lives, spark_self_dealing, spark_settlement, spark_sql, spark_tables
+from tests.analytics import arrow_earlier, spark_lives, spark_self_dealing, spark_settlement, spark_sql, spark_tables
 from tests.analytics.comparison import compare
 from tests.analytics.support import DAY, NOW, S1, Boot, ByRuns, LakeCase, write_file
 
@@ -38,7 +38,7 @@ class StoredDayTests(spark_sql.StoredDayTests):
         self.assertEqual([(name, one) for name, what in found.items() for one in what[:3]], [])
 
 
-class BySparkTests(spark_earlier.TakenOverTests):
+class BySparkTests(arrow_earlier.TakenOverTests):
     """Tables of an earlier version, with rows that do not fit in memory: Spark reads and writes all of them."""
 
     def setUp(self) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, date, datetime
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -21,8 +19,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.affected_rows import with_columns
-from dmsg.analytics.functions import Window
-from dmsg.analytics.jobs import READ_OPTIONS, Pipeline, RunOutcome
+from dmsg.analytics.jobs import Pipeline, RunOutcome
 from dmsg.analytics.lake import Lake, with_types
 from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.memory_rows import MemoryRows
@@ -56,41 +53,14 @@ DISCOVERY = "discovery-1"
 _HEAP = "-Xms1g -Xmn384m -XX:MetaspaceSize=256m"
 # Java would verify the bytecode of 12,000 classes, which takes 2 s of the processor.
 _UNVERIFIED = "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-_starting = Lock()
-
-
-def spark() -> SparkSession:
-    """Return the Spark session of all tests; its Java process ends with this process."""
-    with _starting:  # The thread of the first queries may start the session meanwhile.
-        return _start_spark()
 
 
 @cache
-def _start_spark() -> SparkSession:
+def spark() -> SparkSession:
+    """Return the Spark session of all tests; its Java process ends with this process."""
     options = f"{SMALL_SETTINGS[JAVA_OPTIONS]} {_HEAP} {_UNVERIFIED}"
     settings = SMALL_JOB_SETTINGS | IN_MEMORY_SETTINGS | {JAVA_OPTIONS: options}
     return make_session("local[2]", load=Load.SMALL, settings=settings)
-
-
-def make_first_queries() -> None:
-    """Start the session, and make a query of each kind. Another thread can run tests without Spark meanwhile.
-
-    For the first query of a kind, Java loads classes. This takes 9 s of the processor before a test computes anything.
-    No code is called that tests without Spark replace.
-    """
-    boot = Boot(S1, "boot")
-    boot.beats(DAY, "10:00:00", 2, sessions=1)
-    with TemporaryDirectory() as directory:
-        file, out = Path(directory, "events.jsonl.gz"), f"{directory}/out"
-        write_file(file, boot.rows)
-        lines = spark().read.schema(RAW).options(**READ_OPTIONS).json(str(file)).withColumn("file", F.lit(""))
-        rows = bronze.bronze_rows(lines, now_ms=int(NOW.timestamp() * 1000), checked=False)
-        rows.write.partitionBy("family", "dt").parquet(out)
-        stored = spark().read.parquet(out)
-        counts = spark().createDataFrame(stored.groupBy("family").agg(F.count(F.lit(1)).alias("n")).toArrow())
-        before = Window.partitionBy("family").orderBy("seq").rowsBetween(-1, -1)
-        stored.join(counts, "family", "left").withColumn("before", F.max("ts").over(before)).toArrow()
-    spark().sparkContext.parallelize([1, 2], 2).map(str).collect()
 
 
 def ms(day: date, time: str) -> int:
@@ -304,9 +274,20 @@ def tables_at_once(lake: Lake) -> Callable[[str], list[dict[str, Any]]]:
     assert stored is not None
     events = events_of(with_columns(stored, arrow_schema(BRONZE), {}))
     sums = computed(bronze.sums(_in_memory(events)), SUMS.schema)
-    numbers = computed(bronze.numbers(rows_of_table(sums, SUMS.schema), _in_memory(events)), NUMBERS.schema)
-    plans = _Plans(rows_of_table, events, numbers)
+    chosen = _without_copies(events)
+    rows = _in_memory(events) if chosen is not events else None
+    numbers = computed(bronze.numbers(rows_of_table(sums, SUMS.schema), rows), NUMBERS.schema)
+    plans = _Plans(rows_of_table, chosen, numbers)
     return lambda name: rows_of(plans.table(name))
+
+
+def _without_copies(events: pa.Table) -> pa.Table:
+    """Return one event for each process and number: the first of those with the smallest text."""
+    kept: dict[tuple[Any, ...], tuple[bytes, int]] = {}
+    for place, event in enumerate(events.to_pylist()):
+        number = event["producer"], event["boot"], event["seq"]
+        kept[number] = min((bronze.text_of_copy(event), place), kept.get(number, (b"\xff", place)))
+    return events if len(kept) == len(events) else events.take(sorted(place for _, place in kept.values()))
 
 
 def stored_rows(lake: Lake, layer: str, name: str, state: State | None = None) -> list[dict[str, Any]]:
