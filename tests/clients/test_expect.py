@@ -10,8 +10,9 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.clients.candidates import EXPECT_TIMEOUT, LISTED_TIME, MAX_EXPECTED
 from dmsg.clients.server_choice import ServerChoice
-from dmsg.clients.servers import EXPECT_TIMEOUT, LISTED_TIME, MAX_EXPECTED, ServerSet, ServerUses
+from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
@@ -140,15 +141,15 @@ class ExpectTests(SynchronousTestCase):
             sessions.append(self.connect(visited))
             self.assertIs(self.successResultOf(found), sessions[-1])
             if len(sessions) == 1:
-                self.set._close_idle_visits()
+                self.set._visits.close_idle()
                 sessions[0].connected = False
         sessions[0].lost.callback(None)
         self.assertIs(self.set.find_session(visited), sessions[1])
         self.assertIn(sessions[1], self.set.sessions())
         # The second session is as new at this check as the first one was at its first check.
-        self.set._close_idle_visits()
+        self.set._visits.close_idle()
         self.assertTrue(sessions[1].connected)
-        self.set._close_idle_visits()
+        self.set._visits.close_idle()
         self.assertFalse(sessions[1].connected)
 
     def test_nobody_waits_any_more_for_a_connection_that_fails(self) -> None:

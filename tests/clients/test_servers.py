@@ -9,8 +9,9 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.clients.candidates import AVOID_FOR, HINTS_FOR, MAX_HINTS
 from dmsg.clients.server_choice import ServerChoice
-from dmsg.clients.servers import AVOID_FOR, HINTS_FOR, MAX_HINTS, ServerSet, ServerUses
+from dmsg.clients.servers import ServerSet, ServerUses
 from dmsg.clients.session import Session as ClientSession
 from dmsg.discovery.entries.entry import VERSION, Entry, ServerMeta
 from dmsg.discovery.lookup.server_list import ServerList
@@ -142,7 +143,7 @@ class HintTests(SynchronousTestCase):
         self.clock.advance(AVOID_FOR)
         self.set.links[other].leaving = True
         self.set.search_soon(0)
-        found = self.successResultOf(Deferred.fromCoroutine(self.set._candidates()))
+        found = self.successResultOf(Deferred.fromCoroutine(self.set._candidates.find()))
         self.assertEqual([entry.key for entry in found][:2], [other, mine])
         self.clock.pump([0, 0.1, 0.1])
         self.assertIn(mine, self.set.links)
@@ -152,7 +153,7 @@ class HintTests(SynchronousTestCase):
         full = Entry(VERSION, 1, 2, KEYS[0].public.hex(), server=ServerMeta("127.0.0.1:9", 0)).sign(KEYS[0])
         self.lookups._entries[KEYS[0].public] = full
         self.lookups._listed = KEYS[:3]
-        found = self.successResultOf(Deferred.fromCoroutine(self.set._candidates()))
+        found = self.successResultOf(Deferred.fromCoroutine(self.set._candidates.find()))
         self.assertEqual(found[-1], full)
 
 

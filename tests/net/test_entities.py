@@ -129,7 +129,7 @@ class NetworkTests(EntityCase):
         alice = await self.start_client(url, min_servers=1)
         second = await self.start_server(f"--discovery={url}")
         bob = Client(reactor, SecKey.generate(), [url], min_servers=1)
-        bob._set._avoid[alice.servers[0]] = 1e12
+        bob._set._candidates._avoid[alice.servers[0]] = 1e12
         bob.startService()
         self.addCleanup(bob.stopService)
         await bob.when_published(10)
@@ -140,10 +140,10 @@ class NetworkTests(EntityCase):
         self.assertEqual(len(second.factory.sessions), 2)  # Three connects share one visit.
         for protocol in protocols:
             protocol.transport.loseConnection()
-        await self.until(lambda: alice._set._visited[second._key.public].transports == 0)
-        alice._set._close_idle_visits()
-        alice._set._close_idle_visits()
-        await self.until(lambda: not alice._set._visited)
+        await self.until(lambda: alice._set._visits.sessions[second._key.public].transports == 0)
+        alice._set._visits.close_idle()
+        alice._set._visits.close_idle()
+        await self.until(lambda: not alice._set._visits.sessions)
 
     @asynchronous
     async def test_discovery_that_comes_late_and_forgets(self) -> None:

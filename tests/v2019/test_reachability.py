@@ -294,7 +294,7 @@ class SharedKeyTests(OldServerCase):
         self.lab.network.run(CHECKED_WITHIN)
         self.assertEqual(self.bob.status, "online")
         self.assertEqual(self.bob._warnings, set())
-        self.lab.network.run_until(lambda: not servers._visited, 3 * CHECK_INTERVAL)
+        self.lab.network.run_until(lambda: not servers._visits.sessions, 3 * CHECK_INTERVAL)
         self.lab.network.run(FIRST_CHECK[1] + 4.0)
         self.assertEqual(self.bob.status, "online")
         self.assertTrue(self.reach_bob())
