@@ -222,13 +222,13 @@ OF_THE_BUS: dict[str, tuple[str, Sequence[Change]]] = {
 }
 """Mutants of the message bus, by name. Walks of the bus find them."""
 _ACKS = "dmsg.messaging.core.acks"
-_RELAY = "dmsg.messaging.core.relay"
+_CHANNELS = "dmsg.messaging.core.channels"
 _SESSION = "dmsg.messaging.session"
 _TABLE = "dmsg.messaging.core.table"
 
 OF_MESSAGING: dict[str, tuple[str, Sequence[Change]]] = {
     "a server does not close the channels of a lost client": (
-        _RELAY,
+        _CHANNELS,
         [("            self._close(end, notify=False)\n        self.congestion", "        self.congestion")],
     ),
     "a client does not end the channels of a lost connection": (

@@ -14,12 +14,13 @@ from dmsg.base.policing import DESTINATION_BURST
 from dmsg.errors import DropReason, KeyFormatError, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.messaging.core import congestion
+from dmsg.messaging.core.channels import MAX_LINKS_PER_KEY
 from dmsg.messaging.core.congestion import HOLD_AT, PAUSE_CHECK_INTERVAL, STALLED_AFTER
 from dmsg.messaging.core.destinations import PEER_QUEUE_MAXIMUM
 from dmsg.messaging.core.dialect import Dialect, dialect_of
 from dmsg.messaging.core.peers import RelayPeer
 from dmsg.messaging.core.policing import Kind, Limits
-from dmsg.messaging.core.relay import MAX_LINKS_PER_KEY, Relay
+from dmsg.messaging.core.relay import Relay
 from dmsg.messaging.core.state import TRANSITIONS, Input, State
 from dmsg.messaging.core.table import ClientConnection
 from dmsg.messaging.core.wire import (
