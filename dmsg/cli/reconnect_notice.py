@@ -46,7 +46,7 @@ def watch_connection(
     """
     # A command that watches one stream opens another one in its place.
     back = "the other side is back"
-    texts = Texts("the other side is away; waiting for it until {until}, Ctrl-C gives up", back, back)
+    texts = Texts("the other side is away; waiting for it until {until}, Ctrl-C gives up", back, back, back)
     with watch_connections(reactor, lambda: (transport_of(),), resume_timeout, print_notice, texts):
         yield
 
@@ -56,11 +56,14 @@ class Texts(NamedTuple):
 
     :ivar away: at least one stream has lost its connection; contains ``{until}``.
     :ivar back: all lost streams that are left have a connection again.
-    :ivar ended: all lost streams have ended.
+    :ivar replaced: all lost streams have ended, and another stream to the peer has a connection.
+    :ivar ended: all lost streams have ended, and no stream is open.  The peer may be back nevertheless: after a restart
+        it refuses to resume the streams of its former run.
     """
 
     away: str
     back: str
+    replaced: str
     ended: str
 
 
@@ -83,7 +86,7 @@ def watch_connections(
         gone = {one: since for one in present if (since := getattr(one, "away_since", None)) is not None}
         if not gone:
             if lost:
-                print_notice(texts.back if lost & present else texts.ended)
+                print_notice(texts.back if lost & present else texts.replaced if present else texts.ended)
                 lost.clear()
             return
         longest = reactor.seconds() - min(gone.values())

@@ -7,7 +7,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.cli.reconnect_notice import CHECK_INTERVAL, NOTICE_AFTER, Texts, watch_connections
 
-TEXTS = Texts("away until {until}", "back", "ended")
+TEXTS = Texts("away until {until}", "back", "replaced", "ended")
 
 
 class Stream:
@@ -59,6 +59,17 @@ class ConnectionsTests(SynchronousTestCase):
         self.lose(*self.streams)
         self.pass_seconds(10)
         self.assertEqual(len(self.said), 3)
+
+    def test_they_end_because_the_peer_has_restarted(self) -> None:
+        """The peer resumes no stream of its former run, but a new stream works."""
+        self.lose(*self.streams)
+        self.pass_seconds(10)
+        self.streams.append(Stream())
+        self.pass_seconds(10)
+        self.assertEqual(len(self.said), 1)
+        del self.streams[:2]
+        self.pass_seconds(1)
+        self.assertEqual(self.said[1:], ["replaced"])
 
     def test_a_short_loss_is_not_told(self) -> None:
         self.lose(self.streams[0])

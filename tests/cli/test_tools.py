@@ -190,6 +190,20 @@ class ForwardTests(ToolCase):
         self.assertEqual(await threads.deferToThread(waiting.recv, 2), b"HI")
         exposing.transport.signalProcess("KILL")  # type: ignore[union-attr]
         await self.said(forwarding, "dmsg: alice is away; its connections wait for it until")
+        # The new process has the same key, but does not know the connections of the killed one.
+        again = self.tool("expose", str(await self.shouting()), "--port", "7", "-k", "alice.key")
+        await self.said(again, "leads to 127.0.0.1")
+        newer = socket.create_connection(("127.0.0.1", local))
+        self.addCleanup(newer.close)
+        newer.sendall(b"hi")
+        self.assertEqual(await threads.deferToThread(newer.recv, 2), b"HI")
+        await self.said(forwarding, "dmsg: alice is back; the connections that waited for it have ended\n")
+        self.assertNotIn(b"did not come back", forwarding.err)
+        again.transport.signalProcess("KILL")  # type: ignore[union-attr]
+        await self.said(forwarding, r"(?s)is away.*is away")
+        third = self.tool("expose", str(await self.shouting()), "--port", "7", "-k", "alice.key")
+        await self.said(third, "leads to 127.0.0.1")
+        await self.said(forwarding, "dmsg: the connections that waited for alice have ended\n")
 
     @asynchronous
     async def test_each_direction_of_a_forward_can_end_on_its_own(self) -> None:

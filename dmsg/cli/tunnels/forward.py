@@ -61,7 +61,8 @@ def forward(local_port: int, address: DmsgAddress, interface: str, settings: Cli
             texts = Texts(
                 f"{name} is away; its connections wait for it until {{until}}",
                 f"{name} is back",
-                f"{name} did not come back; its connections have ended",
+                f"{name} is back; the connections that waited for it have ended",
+                f"the connections that waited for {name} have ended",
             )
             waits = resume_timeout_of(client)
             with watch_connections(reactor, lambda: factory.second_transports, waits, notice, texts):
