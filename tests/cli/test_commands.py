@@ -10,7 +10,7 @@ import re
 import struct
 import sys
 import termios
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +50,44 @@ class CommandCase(EntityCase):
         self.directory = Path(self.mktemp())
         self.directory.mkdir()
 
-    def start(self, *arguments: str, stdout: int | str = "r", code: str = COMMAND, **environment: str) -> Command:
+    def start(
+        self,
+        *arguments: str,
+        stdin: int | str = "w",
+        stdout: int | str = "r",
+        code: str = COMMAND,
+        **environment: str,
+    ) -> Command:
         """Run it; standard input stays open.
 
+        :param stdin: another descriptor than a pipe from the test.
         :param stdout: another descriptor than a pipe to the test.
         """
         command = Command()
         argv = [sys.executable, "-c", code, *arguments]
         env = {**os.environ, "COLUMNS": "200", "DMSG_CONFIG": "config.toml", **environment}
         run: Any = reactor.spawnProcess
-        descriptors = {0: "w", 1: stdout, 2: "r"}
+        descriptors = {0: stdin, 1: stdout, 2: "r"}
         process = run(command, sys.executable, argv, env=env, path=str(self.directory), childFDs=descriptors)
         self._end_with_test(command, process)
         return command
+
+    def start_with_full_pipe(self, *arguments: str, **environment: str) -> tuple[Command, Callable[[], bool]]:
+        """Run it with a standard output that nobody reads.
+
+        :return: the command, and a function that tells whether its pipe is full.
+        """
+        read, write = os.pipe()
+        self.addCleanup(os.close, read)
+        size = fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        command = self.start(*arguments, stdout=write, **environment)
+        os.close(write)
+
+        def is_full() -> bool:
+            waiting = fcntl.ioctl(read, termios.FIONREAD, bytes(4))
+            return int.from_bytes(waiting, sys.byteorder) == size
+
+        return command, is_full
 
     def start_at_terminal(
         self, *arguments: str, environment: Mapping[str, str] | None = None, size: tuple[int, int] = (100, 40)

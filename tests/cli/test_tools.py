@@ -260,6 +260,27 @@ class WebTests(ToolCase):
     """HTTP over dmsg."""
 
     @asynchronous
+    async def test_one_ctrl_c_ends_curl_whose_output_is_not_read(self) -> None:
+        await self.network()
+        public = self.directory / "public"
+        public.mkdir()
+        content = os.urandom(1_000_000)
+        (public / "film").write_bytes(content)
+        serving = self.tool("serve", "public", "-k", "alice.key", "--create")
+        await self.said(serving, "is at dmsg://")
+        url = "dmsg://alice/film"
+        curling, is_full = self.start_with_full_pipe("curl", url, **self.environment)
+        await self.until(is_full)
+        curling.transport.signalProcess("INT")  # type: ignore[union-attr]
+        self.assertEqual((await curling.ended, curling.err), (130, b""))
+        curling = self.tool("curl", url, "--write-out", "%{size_download}")
+        self.assertEqual((await curling.ended, curling.out), (0, content + b"1000000"))
+        with Path("/dev/full").open("wb") as full:
+            curling = self.start("curl", url, stdout=full.fileno(), **self.environment)
+        said = b"dmsg: standard output: No space left on device\n"
+        self.assertEqual((await curling.ended, curling.err), (1, said))
+
+    @asynchronous
     async def test_serve_and_curl(self) -> None:
         await self.network()
         public = self.directory / "public"

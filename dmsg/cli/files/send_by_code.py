@@ -8,9 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twisted.internet.defer import Deferred, TimeoutError, succeed
-from twisted.internet.error import ConnectionDone
-from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.defer import CancelledError, Deferred, TimeoutError, succeed
+from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
 from dmsg.apps.codes.receiver_proof import CLOSE_TIMEOUT
@@ -38,6 +37,7 @@ from dmsg.cli.files.send_by_key import (
 from dmsg.cli.output import notice, say, state, tell
 from dmsg.cli.prompts import ask, can_ask
 from dmsg.cli.reconnect_notice import resume_timeout_of, watch_connection
+from dmsg.cli.standard_io import StandardOutput
 from dmsg.clients.address_book import AddressBook
 from dmsg.net.deadlines import no_answer
 
@@ -180,7 +180,7 @@ class _TransferDialogue:
         self._max_size = max_size
         self._yes = yes
         self._bar: TaskID | None = None
-        self._output: _Output | None = None
+        self._output: StandardOutput | None = None
         self._declined = False
         self._question: Deferred[bool] | None = None
 
@@ -205,6 +205,10 @@ class _TransferDialogue:
         try:
             with watch_connection(self._reactor, lambda: receiver.transport, self._resume_timeout, self._say):
                 taken = await receiver.done
+        except CancelledError:
+            if self._output is not None:
+                self._output.abandon()
+            raise
         except TransferError as error:
             if self._declined:
                 raise TransferRefused("you declined the offer") from None
@@ -275,7 +279,7 @@ class _TransferDialogue:
                 self._declined = True
                 return "the receiver does not want it"
             if offer.kind == "pipe":
-                self._output = _Output(self._reactor, self._receiver)
+                self._output = StandardOutput(self._reactor, self._receiver.transport, self._output_failed)
             # The bar must not start before the question was answered, because the two would overwrite each other.
             self._bar = self._progress.add_task(describe_offer(offer), total=offer.size or None)
             self._progress.start()
@@ -291,55 +295,15 @@ class _TransferDialogue:
         assert self._output is not None
         self._output.write(data)
 
-    def _end_output(self) -> Deferred[None]:
-        assert self._output is not None
-        return self._output.close()
-
-
-class _Output(Protocol):
-    """Protocol that writes a received pipe to standard output.  If its reader is slow, the sender is slowed down."""
-
-    def __init__(self, reactor: Reactor, receiver: ParcelReceiver) -> None:
-        from dmsg.cli.standard_io import Console, PausedOnly
-
-        self._receiver = receiver
-        self._written: Deferred[None] = Deferred()
-        self._console = Console(self, reactor, self._fail)
-        self._console.registerProducer(PausedOnly(receiver.transport), True)
-
-    def write(self, data: bytes) -> None:
-        """Write data to standard output."""
-        self._console.write(data)
-
-    def readConnectionLost(self) -> None:
-        """Do nothing: standard input has ended, but nothing is read there."""
-
-    def writeConnectionLost(self) -> None:
-        self._ended()
-
-    def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
-        self._ended()
-
-    def _fail(self, error: Exception) -> None:
+    def _output_failed(self, error: Exception) -> None:
         """End the transfer, because standard output was closed or cannot be written."""
         if not self._receiver.done.called:
             self._receiver.refuse(str(error) or "its standard output was closed")
             self._receiver.done.errback(Failure(error))
 
-    def _ended(self) -> None:
-        if not self._written.called:
-            self._written.callback(None)
-
-    def close(self) -> Deferred[None]:
-        """Close standard output once all data is written.
-
-        :returns: Deferred that fires when all data is written, or once the failure to write it was reported.
-        """
-        self._console.unregisterProducer()
-        self._console.loseConnection()
-        closed: Deferred[None] = Deferred()
-        self._written.chainDeferred(closed)
-        return closed
+    def _end_output(self) -> Deferred[None]:
+        assert self._output is not None
+        return self._output.close()
 
 
 def describe_offer(offer: Offer) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TextIO, cast
+from typing import IO, TYPE_CHECKING, Any, Protocol as TypingProtocol, TextIO, cast
 
 import click
 from twisted.internet.defer import CancelledError, Deferred
@@ -30,6 +30,7 @@ from dmsg.base.units import human_size
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.files.urls import http_url
 from dmsg.cli.output import name_file_in_errors, notice, say, state, writing_output
+from dmsg.cli.standard_io import StandardOutput
 from dmsg.clients.http import DmsgEndpointFactory
 from dmsg.errors import DmsgError
 from dmsg.net.web.channel import BoundedChannel, BoundedSite
@@ -81,28 +82,48 @@ class BinaryBody(DmsgError):
     """Error: a response's body is not text, so a terminal does not show it."""
 
 
+class _Writer(TypingProtocol):
+    """Interface of what a response's body is written to."""
+
+    def write(self, data: bytes, /) -> object:
+        """Write the next bytes of the body."""
+
+
 class _Body(Protocol):
     """Protocol that writes a response's body to a file.
 
+    :param make_output: function that returns the file.  Its argument is the transport of the body.
     :ivar done: Deferred that fires when the body is complete, and fails if it cannot be read or written.
+    :ivar failure: reason why the body cannot be written; None if it can.
     """
 
-    def __init__(self, output: IO[bytes] | TerminalText, progress: Callable[[int], object]) -> None:
-        self._output = output
+    _output: _Writer
+
+    def __init__(self, make_output: Callable[[Any], _Writer], progress: Callable[[int], object]) -> None:
+        self._make_output = make_output
         self._progress = progress
         self.size = 0
         self.done: Deferred[None] = Deferred()
+        self.failure: Exception | None = None
+
+    def connectionMade(self) -> None:
+        self._output = self._make_output(self.transport)
 
     def dataReceived(self, data: bytes) -> None:
         try:
             self._output.write(data)
-        except (OSError, BinaryBody):
-            self.transport.stopProducing()  # type: ignore[union-attr]
-            if not self.done.called:
-                self.done.errback(Failure())
+        except (OSError, BinaryBody) as error:
+            self.fail(error)
             return
         self.size += len(data)
         self._progress(self.size)
+
+    def fail(self, error: Exception) -> None:
+        """Stop the response, because its body cannot be written."""
+        self.failure = self.failure or error
+        self.transport.stopProducing()  # type: ignore[union-attr]
+        if not self.done.called:
+            self.done.errback(Failure(error))
 
     def connectionLost(self, reason: Failure = Failure(ResponseDone())) -> None:
         if not self.done.called:
@@ -205,7 +226,7 @@ async def fetch(reactor: Reactor, settings: ClientSettings, request: FetchReques
                 say(f"dmsg: {without_userinfo(request.url)[:200]}: the answer has status {response.code}", err=True)
             raise SystemExit(22)
         append = bool(request.start) and response.code == 206
-        size = 0 if request.head else await _save(response, request.output, append=append)
+        size = 0 if request.head else await _save(reactor, response, request.output, append=append)
         if request.write_out is not None:
             values = {"http_code": str(response.code), "size_download": str(size)}
             values["time_total"] = f"{reactor.seconds() - before:.6f}"
@@ -277,7 +298,7 @@ async def _send_request(
         raise DmsgError(" ".join(str(cause).split()) or type(cause).__name__) from None
 
 
-async def _save(response: IResponse, output: Path | None, *, append: bool) -> int:
+async def _save(reactor: Reactor, response: IResponse, output: Path | None, *, append: bool) -> int:
     """Write the response's body to a file or to standard output, and return its number of bytes.
 
     :param append: whether to append to the file.
@@ -286,9 +307,11 @@ async def _save(response: IResponse, output: Path | None, *, append: bool) -> in
     from dmsg.cli.files.send_by_key import transfer_progress
 
     length = response.length if isinstance(response.length, int) else None
+    if output is None and not sys.stdout.isatty() and not stat.S_ISREG(os.fstat(1).st_mode):
+        return await _save_to_pipe(reactor, response, length)
     if output is None:
         screen = TerminalText(sys.stdout) if sys.stdout.isatty() else None
-        body = _Body(sys.stdout.buffer if screen is None else screen, lambda size: None)
+        body = _Body(lambda _: sys.stdout.buffer if screen is None else screen, lambda size: None)
         with writing_output():
             response.deliverBody(body)
             await _arrived(body, length)
@@ -302,11 +325,34 @@ async def _save(response: IResponse, output: Path | None, *, append: bool) -> in
         transfer_progress() as progress,
     ):
         bar = progress.add_task(output.name, total=length)
-        body = _Body(file, lambda size: progress.update(bar, completed=size))
+        body = _Body(lambda _: file, lambda size: progress.update(bar, completed=size))
         response.deliverBody(body)
         await _arrived(body, length)
     if not state.quiet:
         say(f"{output}: {human_size(body.size)}", err=True)
+    return body.size
+
+
+async def _save_to_pipe(reactor: Reactor, response: IResponse, length: int | None) -> int:
+    """Write the response's body to standard output, which is no file, and return the body's number of bytes.
+
+    A blocking write would block the whole command while the reader of the pipe does not read: neither would Ctrl-C end
+    it, nor would it answer the pings of its server.
+    """
+    piped: list[StandardOutput] = []
+
+    def make_output(source: Any) -> StandardOutput:
+        piped.append(StandardOutput(reactor, source, body.fail))
+        return piped[0]
+
+    body = _Body(make_output, lambda size: None)
+    with writing_output():
+        sys.stdout.flush()
+        response.deliverBody(body)
+        await _arrived(body, length)
+        await piped[0].close()
+        if body.failure is not None:
+            raise body.failure
     return body.size
 
 
@@ -335,6 +381,8 @@ async def _arrived(body: _Body, length: int | None) -> None:
     except CancelledError:
         raise  # A cancellation, such as that of Ctrl-C, must not become another error.
     except Exception as error:
+        if error is body.failure:
+            raise
         # Twisted's HTTP client wraps errors in a list; the first of them is reported.
         reasons = getattr(error, "reasons", None)
         if reasons:

@@ -92,6 +92,36 @@ class SendingTests(CodeCase):
         await self.ends(sender, 0, "sent fifo")
 
     @asynchronous
+    async def test_one_ctrl_c_ends_a_receiver_whose_output_is_not_read(self) -> None:
+        """The whole pipe has arrived, or the sender still waits; both end at once."""
+        await self.network()
+        for size in (50_000, 5_000_000):
+            sender, code = await self.sends("-")
+            arguments = "receive", code, "--yes", "--min-servers=1"
+            receiver, is_full = self.start_with_full_pipe(*arguments, **self.environment)
+            transport: Any = sender.transport
+            transport.write(bytes(size))
+            transport.closeStdin()
+            await self.until(is_full)
+            receiver.transport.signalProcess("INT")  # type: ignore[union-attr]
+            await self.ends(receiver, 130)
+            await self.ends(sender, 4, "the other side gave up")
+
+    @asynchronous
+    async def test_a_receiver_of_a_pipe_does_not_read_its_input(self) -> None:
+        """The input is meant for the next program of a script."""
+        await self.network()
+        sender, code = await self.sends("-")
+        read, write = os.pipe()
+        self.addCleanup(os.close, read)
+        os.write(write, b"for the next one")
+        os.close(write)
+        receiver = self.start("receive", code, "--yes", "--min-servers=1", stdin=read, **self.environment)
+        sender.transport.closeStdin()  # type: ignore[union-attr]
+        await self.ends(receiver, 0)
+        self.assertEqual((os.read(read, 100), os.get_blocking(read)), (b"for the next one", True))
+
+    @asynchronous
     async def test_json_output_describes_the_transfer(self) -> None:
         await self.network()
         (self.directory / "a").write_bytes(b"a")
