@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +28,7 @@ from dmsg.analytics.file_columns import (
     is_kept,
     with_small_dictionary,
 )
+from dmsg.analytics.file_hashes import short_hashes
 from dmsg.analytics.memory_columns import of_one_form
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.parquet import WITHOUT_DICTIONARY, arrow_schema
@@ -82,10 +84,26 @@ class Groups:
         found.columns = list(columns)
         return found
 
+    @cached_property
+    def _hashes(self) -> list[pa.Array | None]:
+        return [short_hashes(texts) for texts in self._texts]
+
     @property
     def first_texts(self) -> pa.Array:
         """Different texts in the first of the columns."""
         return self._texts[0]
+
+    def is_in_file(self, table: Delta, path: str) -> bool:
+        """Return whether a file of a table may contain a row of one of the groups.
+
+        :raises pyarrow.lib.ArrowInvalid: the file is damaged.
+        :raises OSError: the file cannot be read.
+        """
+        return table.search.texts.can_contain(path, self.columns[0], self.first_texts) and all(
+            table.search.hashes.can_contain(path, name, hashes)
+            for name, hashes in zip(self.columns, self._hashes, strict=True)
+            if name in WITHOUT_DICTIONARY
+        )
 
     def can_contain(self, rows: pa.Table) -> bool:
         """Return whether a row may belong to one of the groups, by the first of the columns alone."""
@@ -181,8 +199,8 @@ def find_rows(
 
     :param files: files of the table.
     :param schema: the columns of the rows.
-    :param groups: return only rows of these groups; None for all rows. Files in which the first column of the groups
-        has none of the groups' texts are not searched.
+    :param groups: return only rows of these groups; None for all rows. Files that have none of the groups by
+        :meth:`Groups.is_in_file` are not searched.
     :param budget: number of bytes that the columns may have.
     :param most: maximum number of rows.
     :param partial_days: as for :func:`find_events`. It is used only with groups.
@@ -227,7 +245,7 @@ def _select(
     found: dict[str, Selection] = {}
     count = 0
     for file in files:
-        if not table.texts.can_contain(file.path, groups.columns[0], groups.first_texts):
+        if not groups.is_in_file(table, file.path):
             continue
         with storage.open_input_file(file.path) as opened:
             footer = pq.read_metadata(opened)

@@ -199,7 +199,7 @@ class _Search:
             for file in self._bronze.files()
             if file.values["family"] == family
             and file.values["dt"] == day
-            and self._bronze.texts.can_contain(file.path, "producer", producers)
+            and self._bronze.search.texts.can_contain(file.path, "producer", producers)
         ]
         files.sort(key=lambda file: bool(unrefined(file, self._before.batches)))
         found = [_NUMBERED.empty_table()]

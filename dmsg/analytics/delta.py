@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock
 from urllib.parse import unquote
 
@@ -31,7 +31,7 @@ from deltalake.transaction import RemoveAction
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import Count, File, added, is_of_run, written_files
-from dmsg.analytics.file_texts import FileTexts
+from dmsg.analytics.file_hashes import FileSearch
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.parquet import Part, arrow_schema
 from dmsg.analytics.table_queries import SQL_TYPES, days_condition, run_query
@@ -100,11 +100,13 @@ class Delta:
         partitions: Sequence[str] = (),
         *,
         is_exclusive: Callable[[], bool] = lambda: False,
+        searches: dict[str, FileSearch] | None = None,
     ) -> None:
         self.uri = uri
         self.schema = schema
         self.partitions = list(partitions)
         self._is_exclusive = is_exclusive
+        self._searches = {} if searches is None else searches
         self._snapshot: DeltaTable | None = None
         self._is_looked_up = False
         self._listed: tuple[DeltaTable, int, list[File]] | None = None
@@ -256,10 +258,12 @@ class Delta:
             return self.storage()
         return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
 
-    @cached_property
-    def texts(self) -> FileTexts:
-        """Different texts in columns of the table's files, by which a search can skip files."""
-        return FileTexts(self.reading_storage())
+    @property
+    def search(self) -> FileSearch:
+        """What is known about the contents of the table's files, by which a search can skip files."""
+        if (found := self._searches.get(self.uri)) is None:
+            found = self._searches[self.uri] = FileSearch.of(self.reading_storage())
+        return found
 
     def written_files(self, directory: str, count: Count | None = None) -> list[Part]:
         """Return the Parquet files that Spark wrote to ``directory``; see

@@ -13,6 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from dmsg.analytics.limited_cache import LimitedCache
+
 MAX_TEXTS_OF_FILE = 1_000
 """Maximum number of different texts of a column to compare. A column with more texts counts as one that can contain any
 text."""
@@ -28,14 +30,14 @@ def server_column(family: str) -> str:
 
 class FileTexts:
     """Different texts in columns of a table's files. The texts of a file are read once, because files never change.
+    Texts that were not used for long make room for those of other files.
 
     :param storage: file system whose root is the table's directory.
     """
 
     def __init__(self, storage: pafs.FileSystem) -> None:
         self._storage = storage
-        self._kept: dict[tuple[str, str], pa.Array | None] = {}
-        self._left = MAX_KEPT_TEXTS
+        self._kept = LimitedCache[pa.Array | None](MAX_KEPT_TEXTS)
 
     def can_contain(self, path: str, column: str, texts: pa.Array) -> bool:
         """Return whether a file can contain a row with one of ``texts`` in a column.
@@ -44,14 +46,11 @@ class FileTexts:
         :raises pyarrow.lib.ArrowInvalid: the file is damaged.
         :raises OSError: the file cannot be read.
         """
-        if (path, column) not in self._kept:
-            found = self._read(path, column)
-            size = 0 if found is None else len(found)
-            if size >= self._left:
-                return _has_common(found, texts)
-            self._left -= size
-            self._kept[path, column] = found
-        return _has_common(self._kept[path, column], texts)
+        if (path, column) in self._kept:
+            return _has_common(self._kept[path, column], texts)
+        found = self._read(path, column)
+        self._kept.add((path, column), found, 1 if found is None else len(found) + 1)
+        return _has_common(found, texts)
 
     def _read(self, path: str, column: str) -> pa.Array | None:
         """Return the different texts of a column; None if there are too many."""

@@ -63,7 +63,7 @@ def _is_affected(bronze: Delta, day: str, new: Sequence[File]) -> bool:
         family = file.values["family"]
         if file.values["dt"] == day and family in OF_TRANSPORTS:
             of_family = groups.renamed((server_column(family), "transport"))
-            if bronze.texts.can_contain(file.path, of_family.columns[0], groups.first_texts):
+            if of_family.is_in_file(bronze, file.path):
                 with storage.open_input_file(file.path) as opened:
                     if _has_event(opened, of_family):
                         return True

@@ -67,7 +67,7 @@ def find_rewrites(
     found: dict[str, Rewrite] = {file.path: Rewrite(file, None, schema.empty_table()) for file in merged}
     if is_former is not None:
         if among is not None:
-            files = [file for file in files if table.texts.can_contain(file.path, *among)]
+            files = [file for file in files if table.search.texts.can_contain(file.path, *among)]
         if sum(MAX_SEARCHED_ROWS + 1 if file.rows is None else file.rows for file in files) > MAX_SEARCHED_ROWS:
             raise WholeDays
         count = 0

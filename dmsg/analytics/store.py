@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import File, is_of_run
 from dmsg.analytics.delta import Delta, unusable_character
+from dmsg.analytics.file_hashes import FileSearch
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.runs import Claim, Runs, State
 from dmsg.analytics.schemas import BRONZE, GOLD, OVERALL, SILVER, Table
@@ -98,6 +99,8 @@ class Store:
             raise LakeError(f"tables cannot be in {self.root}: it is not a directory")
         self.runs = Runs(self.root)
         self._claim: Claim | None = None
+        # Later runs of the same process search the same files, so what is known about their contents is kept.
+        self._searches: dict[str, FileSearch] = {}
         self._tables: dict[tuple[str, str], Delta] = {}
 
     # --- runs ---
@@ -169,7 +172,7 @@ class Store:
         schema = _PARTS[layer, name]
         partitions = ["family", "dt"] if name == "bronze" else ["dt"] if _is_daily(schema, name) else []
         place = "/".join(filter(None, (self.root, layer, name)))
-        return Delta(place, schema, partitions, is_exclusive=is_exclusive)
+        return Delta(place, schema, partitions, is_exclusive=is_exclusive, searches=self._searches)
 
     def answer(self, name: str, state: State, since: str | None = None, until: str | None = None) -> pa.Table:
         """Read rows of a gold table without Spark or Java. The rows have to fit in memory.

@@ -5,129 +5,26 @@ from __future__ import annotations
 import shutil
 from copy import deepcopy
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import affected_rows, affected_tables, file_texts, functions as F
+from dmsg.analytics import affected_rows, affected_tables
 from dmsg.analytics.affected_rows import Groups, find_events
 from dmsg.analytics.affected_tables import AffectedTables, Rows
-from dmsg.analytics.data_files import File
-from dmsg.analytics.file_columns import Budget, FileColumns, Selection
+from dmsg.analytics.file_columns import Budget
+from dmsg.analytics.file_hashes import FileHashes
 from dmsg.analytics.file_texts import FileTexts, server_column
 from dmsg.analytics.jobs import Pipeline, RunOutcome
 from dmsg.analytics.listing import receipts_source, spool_source
-from dmsg.analytics.memory_columns import NotInMemory
-from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.schemas import GOLD, SILVER
 from dmsg.analytics.session import SparkOnDemand
 from tests.analytics.support import DAY, NEXT, NOW, S1, S2, Boot, LakeCase, spark, tables_at_once, write_file
 
 STORED = ("verdicts", "unfinished", "sessions")
 """Silver tables with stored rows that late events of transports and sessions affect."""
-
-
-class FileTextsTests(SynchronousTestCase):
-    """Files with different servers, without Spark."""
-
-    def setUp(self) -> None:
-        self.root = Path(self.mktemp()).absolute()
-        self.root.mkdir()
-        for name, servers in (("one", ["a", "b", "a", None]), ("two", ["c"]), ("none", [None])):
-            pq.write_table(pa.table({"server": pa.array(servers, pa.string())}), self.root / name, use_dictionary=True)
-        pq.write_table(pa.table({"server": ["d", "e"]}), self.root / "plain", use_dictionary=False)
-        self.texts = FileTexts(pafs.SubTreeFileSystem(str(self.root), pafs.LocalFileSystem()))
-
-    def found(self, *texts: str, column: str = "server") -> list[str]:
-        names = ("none", "one", "plain", "two")
-        return [name for name in names if self.texts.can_contain(name, column, pa.array(texts, pa.string()))]
-
-    def test_only_files_with_a_text_can_contain_it(self) -> None:
-        for _ in range(2):
-            self.assertEqual(self.found("a"), ["one"])
-            self.assertEqual(self.found("b", "c"), ["one", "two"])
-            self.assertEqual(self.found("e"), ["plain"])
-            self.assertEqual(self.found("f"), [])
-            self.assertEqual(self.found(), [])
-            self.assertEqual(self.found("a", column="absent"), [])
-
-    def test_a_file_is_read_once(self) -> None:
-        with patch.object(pq.ParquetFile, "read", autospec=True, side_effect=pq.ParquetFile.read) as read:
-            self.found("a")
-            self.found("b")
-            self.assertEqual(read.call_count, 4)
-
-    def test_texts_in_memory_are_limited(self) -> None:
-        """A file with too many texts can contain any; the texts of further files are read again each time."""
-        with patch.object(file_texts, "MAX_TEXTS_OF_FILE", 1):
-            self.assertEqual(self.found("c"), ["one", "plain", "two"])
-        with patch.object(file_texts, "MAX_KEPT_TEXTS", 0):
-            self.setUp()
-            for _ in range(2):
-                self.assertEqual(self.found("c"), ["two"])
-            self.assertFalse(self.texts._kept)
-
-
-class FileColumnsTests(SynchronousTestCase):
-    """Columns of chosen rows of a file, without Spark."""
-
-    def setUp(self) -> None:
-        self.root = Path(self.mktemp()).absolute()
-        self.root.mkdir()
-        names = pa.array(["a", "b", "a", "c"])
-        self.rows = pa.table({"name": names.dictionary_encode(), "number": pa.array([1, 2, 3, 4], pa.int64())})
-        pq.write_table(self.rows, self.root / "one", row_group_size=2)
-
-    def columns(self, selection: Selection, budget: int = 1000) -> MemoryRows:
-        storage = pafs.SubTreeFileSystem(str(self.root), pafs.LocalFileSystem())
-        found = FileColumns(storage, [File("one", 1, {}, 4)], Budget(budget), selections={"one": selection})
-        return found.rows(pa.schema([("name", pa.string()), ("number", pa.int64()), ("absent", pa.bool_())]))
-
-    def test_only_chosen_rows_are_returned(self) -> None:
-        for groups, chosen, names, numbers in (
-            (None, [True, False, False, True], ["a", "c"], [1, 4]),
-            ([1], [False, True], ["c"], [4]),
-            ([0, 1], [False, True, True, False], ["b", "a"], [2, 3]),
-        ):
-            rows = self.columns(Selection(groups, pa.array(chosen)))
-            self.assertEqual((rows.column("name").to_pylist(), rows.column("number").to_pylist()), (names, numbers))
-            self.assertEqual(rows.column("absent").to_pylist(), [None] * len(names))
-
-    def test_only_row_groups_with_chosen_rows_are_read(self) -> None:
-        original = pq.ParquetFile.read_row_groups
-        with patch.object(pq.ParquetFile, "read_row_groups", autospec=True, side_effect=original) as read:
-            self.columns(Selection([1], pa.array([False, True]))).column("number")
-        self.assertEqual(read.call_args.args[1], [1])
-
-    def test_known_columns_are_not_read_again(self) -> None:
-        rows = self.columns(Selection([1], pa.array([False, True]), {"name": pa.array(["known"])}))
-        self.assertEqual(rows.column("name").to_pylist(), ["known"])
-        self.assertEqual(rows.column("number").to_pylist(), [4])
-
-    def test_chosen_rows_count_in_the_budget(self) -> None:
-        chosen = pa.array([True, False, False, False])
-        self.assertEqual(self.columns(Selection(None, chosen), budget=16).column("number").to_pylist(), [1])
-        self.assertRaises(NotInMemory, self.columns(Selection(None, chosen), budget=7).column, "number")
-        known = Selection(None, chosen, {"name": pa.array(["a long name"])})
-        self.assertRaises(NotInMemory, self.columns(known, budget=7).column, "name")
-
-    def test_a_column_of_no_rows_is_not_read(self) -> None:
-        """A join that leaves no rows has typed columns, as if they had been read."""
-        rows = self.columns(Selection(None, pa.array([True] * 4)))
-        (self.root / "one").unlink()
-        nothing = MemoryRows.of(pa.table({"key": pa.array([], pa.int64())}))
-        left = (
-            rows.withColumn("key", F.lit(1).cast("long"))
-            .join(nothing, "key")
-            .unionByName(rows.withColumn("key", F.lit(1).cast("long")).join(nothing, "key"))
-        )
-        self.assertEqual(left.column("number"), pa.array([], pa.int64()))
-        self.assertEqual(left.where(F.col("name") == "a").column("name"), pa.array([], pa.string()))
 
 
 class TwoServersCase(LakeCase):
@@ -149,6 +46,7 @@ class TwoServersCase(LakeCase):
         self.boots = {server: Boot(server, f"boot-{server[-1]}") for server in (S1, S2)}
         self.receipts = {server: Boot(server, f"receipts-{server[-1]}") for server in (S1, S2)}
         self.written = 0
+        self.stream: Pipeline | None = None
 
     def closed(self, server: str, transport: str | None, day: Any = DAY, time: str = "12:00:00", **fields: Any) -> None:
         """Write the end of a transport that carried 10,000 bytes."""
@@ -173,7 +71,7 @@ class TwoServersCase(LakeCase):
                     for row in rows:
                         row["done"] = True
         sources = [spool_source(str(self.new)), receipts_source(str(self.new_checked))]
-        return Pipeline(SparkOnDemand(spark), str(self.out), now=NOW).run(sources)
+        return (self.stream or Pipeline(SparkOnDemand(spark), str(self.out), now=NOW)).run(sources)
 
     def begin_with(self, name: str) -> None:
         """Begin with the files and tables of the runs that a method makes, and make these runs only once.
@@ -287,6 +185,34 @@ class SearchedFilesTests(TwoServersCase):
             found = {path: seen for path, seen in searched.items() if f"family={family}/" in path}
             numbers = {path.partition(f"run=={source}.")[2][0]: seen for path, seen in found.items()}
             self.assertEqual(numbers, {"0": True, "1": False, "2": True}, family)
+        self.check_tables()
+
+    def test_a_process_with_many_runs_knows_which_files_have_other_transports(self) -> None:
+        """In its third run, such as that of a stream, it does not read the files of its first run."""
+        self.stream = Pipeline(SparkOnDemand(spark), str(self.out), now=NOW)
+        original = FileHashes.can_contain
+        read: dict[str, bool] = {}
+
+        def recorded(hashes: FileHashes, path: str, column: str, wanted: pa.Array | None) -> bool:
+            found = original(hashes, path, column, wanted)
+            read[path] = read.get(path, False) or found
+            return found
+
+        # The files of the first run belong to the day of the late events and to the day before it.
+        self.closed(S1, f"{1:032x}", DAY, "23:58:00")
+        self.signed(S1, f"{1:032x}", True, NEXT, "00:01:00")
+        self.taken_in()
+        for number in (2, 3):
+            self.closed(S1, f"{number:032x}", NEXT, "00:02:00")
+            self.signed(S1, f"{number:032x}", False, NEXT, "00:02:10")
+            read.clear()
+            with patch.object(FileHashes, "can_contain", recorded):
+                self.taken_in()
+        of_first_run = {path: seen for path, seen in read.items() if ".0." in path.partition("/")[0]}
+        self.assertEqual(set(of_first_run.values()), {False})
+        self.assertEqual(len(of_first_run), 2)
+        # The first run found these transports in no file, and knows nothing of the files of the second run.
+        self.assertIn(True, read.values())
         self.check_tables()
 
     def test_transports_of_two_servers_with_one_name_are_different(self) -> None:
