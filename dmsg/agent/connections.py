@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectError, ConnectionDone
@@ -18,6 +18,7 @@ from dmsg.agent.local_stream import LOST, LocalCarrier, OpenedStream
 from dmsg.agent.wire import Answer, Reader, WireError, encode_close, encode_line, parse_line, raise_error
 from dmsg.errors import CloseReason, DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
+from dmsg.net.own_pauses import FairTimeout, add_fair_timeout, stop_timeout
 from dmsg.net.reactor import Reactor
 from dmsg.net.socket_endpoints import UNIXEndpoint
 
@@ -81,16 +82,18 @@ class AgentConnections:
                 connection.transport.loseConnection()
 
     def with_timeout(self, answered: Deferred[_T], timeout: float = ANSWER_TIMEOUT) -> Deferred[_T]:
-        """Add a timeout to a Deferred, and return it.  After ``timeout`` seconds it fails with DmsgTimeout."""
-        return answered.addTimeout(timeout, self.reactor, _no_answer)
+        """Add a timeout to a Deferred, and return it.  After ``timeout`` seconds, without pauses of this
+        process, it fails with DmsgTimeout.
+        """
+        return add_fair_timeout(answered, timeout, self.reactor, _no_answer)
 
 
-def _no_answer(result: _T | Failure, seconds: float) -> _T | Failure:
+def _no_answer(result: _T | Failure, seconds: float) -> _T:
     if isinstance(result, Failure) and result.check(CancelledError):
         raise DmsgTimeout(
             f"the agent did not answer within {seconds:g} s: try again, or restart it with 'dmsg down' and 'dmsg up'"
         ) from None
-    return result
+    return cast(_T, result)
 
 
 class LineConnection(Protocol):
@@ -157,6 +160,7 @@ class StreamConnection(Protocol):
         self._refusal = refusal
         self._reader = Reader()
         self._carrier: LocalCarrier | None = None
+        self._closing: FairTimeout | None = None
         self.started: Deferred[IProtocol] = Deferred(lambda _: self._give_up())
         self.closed: Deferred[None] = Deferred()
 
@@ -224,7 +228,7 @@ class StreamConnection(Protocol):
             return
         stream = self._carrier.stream
         if stream.disconnecting and not stream.has_ended:
-            self._connections.reactor.callLater(CLOSE_TIMEOUT, self._give_up)
+            self._closing = FairTimeout(self._connections.reactor, CLOSE_TIMEOUT, self._give_up)
             return
         reason = stream.reason_of_stop
         self._carrier.close(reason)
@@ -232,6 +236,7 @@ class StreamConnection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._connections.streams.pop(self, None)
+        stop_timeout(self._closing)
         if not self.started.called:
             self.started.errback(Failure(DmsgError("the agent has ended")))
         if self._carrier is not None:

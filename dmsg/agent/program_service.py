@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol as Interface
 
-from twisted.internet.interfaces import IAddress, IDelayedCall
+from twisted.internet.interfaces import IAddress
 from twisted.internet.protocol import Factory
 
 from dmsg.agent.bridge import Bridge, SharedWindow
@@ -18,7 +19,8 @@ from dmsg.base.eviction import Seniority
 from dmsg.base.printable import printable
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey
-from dmsg.net.reactor import Reactor, cancel_call
+from dmsg.net.own_pauses import FairTimeout
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.v2019.client import Client
 
@@ -130,7 +132,7 @@ class Service(Factory):
     :ivar is_congested: whether the program does not read the lines that offer streams.  Further streams are refused,
         so that these lines do not fill the agent's memory.
     :ivar open: streams that the program has accepted and that have not ended.
-    :ivar waiting: streams that the program has not accepted yet, by number, each with the call that refuses it.
+    :ivar waiting: streams that the program has not accepted yet, by number, each with the timeout that refuses it.
     """
 
     noisy = False
@@ -148,7 +150,7 @@ class Service(Factory):
         self.refused = 0
         self.is_congested = False
         self.open: dict[Bridge, None] = {}
-        self.waiting: dict[int, tuple[Bridge, IDelayedCall]] = {}
+        self.waiting: dict[int, tuple[Bridge, FairTimeout]] = {}
 
     def admits(self, addr: IAddress) -> bool:
         """Whether a peer may connect, according to the keys that the program has sent.
@@ -167,7 +169,7 @@ class Service(Factory):
             return None
         bridge = Bridge(self._connection.reactor, self._agent.shared, incoming=True)
         number = STREAM_NUMBERS_START + secrets.randbelow(STREAM_NUMBERS_END - STREAM_NUMBERS_START)
-        late = self._connection.reactor.callLater(ACCEPT_TIMEOUT, self._on_timeout, number)
+        late = FairTimeout(self._connection.reactor, ACCEPT_TIMEOUT, partial(self._on_timeout, number))
         self.waiting[number] = bridge, late
         self._agent.untaken[number] = bridge
         self._connection.say({"stream": number, "peer": str(addr.public_key), "peer_port": addr.port})
@@ -241,7 +243,7 @@ class Service(Factory):
     def _stop_waiting(self, number: int) -> Bridge:
         self._agent.untaken.pop(number, None)
         bridge, late = self.waiting.pop(number)
-        cancel_call(late)
+        late.stop()
         return bridge
 
     def _on_timeout(self, number: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import CannotListenError, ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IListeningPort
+from twisted.internet.interfaces import IListeningPort
 from twisted.internet.protocol import Factory, Protocol
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -28,7 +28,8 @@ from dmsg.base.printable import printable
 from dmsg.errors import CloseReason, DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_port
-from dmsg.net.reactor import Reactor, cancel_call
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
+from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
 RESERVED_CONNECTIONS = 64
@@ -68,7 +69,7 @@ class ProgramConnection(Protocol):
         self._finished = False
         self.service: Service | None = None
         self._work: Deferred[None] | None = None
-        self._deadline_call: IDelayedCall | None = None
+        self._deadline: FairTimeout | None = None
         self.program = ""
         self.pid = 0
 
@@ -77,7 +78,7 @@ class ProgramConnection(Protocol):
     def connectionMade(self) -> None:
         assert self.transport is not None
         self.pid, _ = peer_of(self.transport.getHandle())  # type: ignore[attr-defined]
-        self._deadline_call = self.reactor.callLater(REQUEST_TIME, self._end)
+        self._deadline = FairTimeout(self.reactor, REQUEST_TIME, self._end)
 
     def dataReceived(self, data: bytes) -> None:
         if self._finished:
@@ -107,12 +108,12 @@ class ProgramConnection(Protocol):
         If the agent closed the socket while data from the program is unread, the program would not receive the error.
         """
         self._finished = True
-        cancel_call(self._deadline_call)
+        stop_timeout(self._deadline)
         self.say(error_line(error))
         assert self.transport is not None
         self.transport.unregisterProducer()  # type: ignore[attr-defined]
         self.transport.loseWriteConnection()  # type: ignore[attr-defined]
-        self._deadline_call = self.reactor.callLater(LAST_TIME, self._abort)
+        self._deadline = FairTimeout(self.reactor, LAST_TIME, self._abort)
 
     def _abort(self) -> None:
         if self.transport is not None:
@@ -120,7 +121,7 @@ class ProgramConnection(Protocol):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._finished = True
-        cancel_call(self._deadline_call)
+        stop_timeout(self._deadline)
         if self._work is not None:
             self._work.cancel()
         if self._bridge is not None:
@@ -142,7 +143,7 @@ class ProgramConnection(Protocol):
         self.write(encode_line(content))
 
     def _end(self) -> None:
-        cancel_call(self._deadline_call)
+        stop_timeout(self._deadline)
         if self.transport is not None:
             # A connection closes only after its producer is unregistered.
             self.transport.unregisterProducer()  # type: ignore[attr-defined]
@@ -173,7 +174,7 @@ class ProgramConnection(Protocol):
         # The program has to close the connection. If the agent closed it first, the program's next write would fail,
         # and data that the program has not read yet would be lost.
         self._detach()
-        self._deadline_call = self.reactor.callLater(END_TIME, self._end)
+        self._deadline = FairTimeout(self.reactor, END_TIME, self._end)
 
     def end(self) -> None:
         self._detach()
@@ -201,7 +202,7 @@ class ProgramConnection(Protocol):
         if text is None:
             return
         self._has_request = True
-        cancel_call(self._deadline_call)
+        stop_timeout(self._deadline)
         request = parse_line(text)
         self.program = printable(str(request.get("program", "")))[:NAME_SIZE]
         do = str(request.get("do"))

@@ -7,11 +7,12 @@ one link to the relay.  The client's side is :mod:`dmsg.messaging.session`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.keys import PubKey, SecKey
-from dmsg.messaging.core.congestion import PAUSE_CHECK_INTERVAL
+from dmsg.messaging.core.congestion import PAUSE_CHECK_INTERVAL, STALLED_AFTER
 from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.peers import RelayPeer, descending
 from dmsg.messaging.core.policing import Limits
@@ -21,6 +22,7 @@ from dmsg.net.flush import TurnFlush
 from dmsg.net.links.acceptor import MAX_HANDSHAKES
 from dmsg.net.links.link import Link
 from dmsg.net.links.plain import PlainLink
+from dmsg.net.own_pauses import PauseMeter
 from dmsg.servers.admission import Admission
 from dmsg.servers.serving import ServedSession, ServingFactory
 from dmsg.telemetry.latencies import DurationHistogram
@@ -58,7 +60,13 @@ class ServerFactory(ServingFactory[RelayPeer, Limits]):
             that replay recorded handshakes.
         """
         self.relay = Relay(
-            profile, limits=limits, now=reactor.seconds, choose=choose, on_paused=self._paused, two_ids=two_ids
+            profile,
+            limits=limits,
+            now=reactor.seconds,
+            choose=choose,
+            on_paused=self._paused,
+            measure=partial(PauseMeter, reactor, STALLED_AFTER),
+            two_ids=two_ids,
         )
         super().__init__(reactor, self.relay.drops, admission=admission, max_handshakes=max_handshakes)
         self.profile = profile

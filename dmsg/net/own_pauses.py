@@ -58,6 +58,12 @@ def _can_pause(reactor: IReactorTime) -> bool:
     return not isinstance(reactor, Clock) or bool(getattr(reactor, "can_pause", False))
 
 
+def _kind_of(seconds: float) -> int:
+    """Return which of ``MIN_PAUSES`` applies to a timeout of so many seconds."""
+    shortest = MIN_PAUSE_SHARE * seconds
+    return max((kind for kind, least in enumerate(MIN_PAUSES) if least <= shortest), default=0)
+
+
 class _PauseRecord:
     """Pauses of the process that runs one reactor, while measurements or timeouts run."""
 
@@ -149,20 +155,26 @@ class PauseMeter:
     """Measurement of the time that another party takes, and of the pauses of this process meanwhile.
 
     The measurement begins at once, and ends with :meth:`stop`.
+
+    :param limit: seconds after which other parties are judged by this measurement, which may itself last for longer;
+        None if they are not judged by a limit.
     """
 
-    def __init__(self, reactor: IReactorTime) -> None:
+    def __init__(self, reactor: IReactorTime, limit: float | None = None) -> None:
         self._reactor = reactor
         self._began = reactor.seconds()
+        self._kind = 0 if limit is None else _kind_of(limit)
         self._record: _PauseRecord | None = _record_of(reactor)
         self._record.begin()
-        self._paused_before = self._record.total()
+        if limit is not None:
+            self._record.limit_step(CHECK_FACTOR * limit)
+        self._paused_before = self._record.total(self._kind)
         self._elapsed = self._paused = 0.0
 
     @property
     def paused(self) -> float:
         """Seconds for which this process was paused."""
-        return self._paused if self._record is None else self._record.total() - self._paused_before
+        return self._paused if self._record is None else self._record.total(self._kind) - self._paused_before
 
     @property
     def elapsed(self) -> float:
@@ -170,12 +182,17 @@ class PauseMeter:
         return self._elapsed if self._record is None else self._reactor.seconds() - self._began
 
     @property
+    def awake(self) -> float:
+        """Seconds of :attr:`elapsed` in which this process was not paused."""
+        return self.elapsed - self.paused
+
+    @property
     def measured(self) -> float | None:
         """Seconds that the other party has taken, without the pauses of this process.
 
         None if this process was paused for most of the time, because the rest then says little about the other party.
         """
-        return self.elapsed - self.paused if self.paused <= self.elapsed / 2 else None
+        return self.awake if self.paused <= self.elapsed / 2 else None
 
     def stop(self) -> None:
         """End the measurement."""
@@ -193,12 +210,12 @@ class TimeLeft:
 
     def __init__(self, reactor: IReactorTime, seconds: float) -> None:
         self._seconds = seconds
-        self._meter = PauseMeter(reactor)
+        self._meter = PauseMeter(reactor, seconds)
 
     @property
     def seconds(self) -> float:
         """Seconds that are left. The number is negative if the time is over."""
-        return self._seconds - (self._meter.elapsed - self._meter.paused)
+        return self._seconds - self._meter.awake
 
     def share(self, parts: int) -> float:
         """Return one of so many equal parts of the rest, but at least ``MIN_ATTEMPT``."""
@@ -287,8 +304,7 @@ class FairTimeout:
             # The clock was set back together with the calls. All times move with it.
             self._began += late
         if self._record is None:
-            shortest = MIN_PAUSE_SHARE * self._seconds
-            self._kind = max((kind for kind, least in enumerate(MIN_PAUSES) if least <= shortest), default=0)
+            self._kind = _kind_of(self._seconds)
             if late >= MIN_PAUSES[self._kind]:
                 self._began = min(self._began + late, now)
             self._record = _record_of(self._reactor)

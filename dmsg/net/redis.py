@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from twisted.internet.defer import Deferred, TimeoutError, fail, succeed
-from twisted.internet.endpoints import HostnameEndpoint
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime, IStreamClientEndpoint
+from twisted.internet.interfaces import IAddress, IReactorTime, IStreamClientEndpoint
 from twisted.python.failure import Failure
 
 from dmsg.base.printable import without_userinfo
 from dmsg.errors import DmsgError, needs_extra
-from dmsg.net.deadlines import no_answer
-from dmsg.net.reactor import cancel_call
+from dmsg.net.outgoing import host_endpoint
+from dmsg.net.own_pauses import FairTimeout, add_fair_timeout, stop_timeout
 from dmsg.net.redis_protocol import PlainCalls, PlainCommands
 
 if TYPE_CHECKING:
@@ -109,24 +108,22 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
 
         def startConnecting(self, endpoint: IStreamClientEndpoint) -> None:
             self._waiting: dict[Deferred[RedisProtocol], None] = {}
-            self._timer: IDelayedCall | None = None
-            self._since = 0.0
+            self._grace: FairTimeout | None = None
             self._start_grace_period()
             super().startConnecting(endpoint)
 
         def _start_grace_period(self) -> None:
             """Record that there is no connection, and start the grace period of waiting calls."""
-            self._since = clock.seconds()
-            self._stop_timer()
+            self._end_grace_period()
             if not self.stopped:
-                self._timer = clock.callLater(GRACE, self._give_up)
+                self._grace = FairTimeout(clock, GRACE, self._give_up)
 
-        def _stop_timer(self) -> None:
-            timer, self._timer = self._timer, None
-            cancel_call(timer)
+        def _end_grace_period(self) -> None:
+            grace, self._grace = self._grace, None
+            stop_timeout(grace)
 
         def _give_up(self, reason: str = "Redis is away") -> None:
-            self._timer = None
+            self._grace = None
             waiting, self._waiting = self._waiting, {}
             for one in waiting:
                 one.errback(NotConnected(reason))
@@ -134,7 +131,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
         def addConnection(self, conn: RedisProtocol) -> None:
             super().addConnection(conn)
             if conn in self.pool:
-                self._stop_timer()
+                self._end_grace_period()
                 waiting, self._waiting = self._waiting, {}
                 for one in waiting:
                     one.callback(conn)
@@ -148,7 +145,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             self._start_grace_period()
 
         def disconnect(self) -> Deferred[object]:
-            self._stop_timer()
+            self._end_grace_period()
             ended: Deferred[object] = super().disconnect()
             self._give_up("the connection to Redis was closed")
             return ended
@@ -161,7 +158,7 @@ def _factory_classes() -> tuple[type[RedisFactory], type[RedisFactory]]:  # noqa
             conn = self.usable()
             if conn is not None:
                 return succeed(conn)
-            if self.stopped or clock.seconds() - self._since >= GRACE:
+            if self.stopped or self._grace is None:
                 return fail(NotConnected("Redis is away"))
             waiting: Deferred[RedisProtocol] = Deferred(lambda one: self._waiting.pop(one, None))
             self._waiting[waiting] = None
@@ -215,7 +212,7 @@ def lazy_redis(url: str, *, reply_timeout: float | None = REPLY_TIMEOUT) -> Conn
         replyTimeout=reply_timeout,
         convertNumbers=False,
     )
-    factory.startConnecting(HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT))
+    factory.startConnecting(host_endpoint(reactor, host, port, CONNECT_TIMEOUT))
     return factory.handler
 
 
@@ -226,7 +223,7 @@ async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = 
     """
     connection = lazy_redis(url, reply_timeout=reply_timeout)
     try:
-        await connection.ping().addTimeout(CONNECT_TIMEOUT, reactor, no_answer)
+        await add_fair_timeout(connection.ping(), CONNECT_TIMEOUT, reactor)
     except Exception as error:
         await connection.disconnect()
         said = f": {error}" if type(error).__name__ == "ResponseError" else ""
@@ -237,14 +234,15 @@ async def open_redis(url: str, reactor: IReactorTime, *, reply_timeout: float = 
 def with_timeout(clock: IReactorTime, call: Deferred[_T], seconds: float) -> Deferred[_T]:
     """Return a Deferred for the result of ``call`` that fails with TimeoutError after ``seconds``.
 
-    ``call`` itself is not cancelled. If its result comes too late, the result is dropped.
+    Pauses of this process do not count. ``call`` itself is not cancelled. If its result comes too late, the result is
+    dropped.
     """
-    result: Deferred[_T] = Deferred(lambda _: timer.cancel() if timer.active() else None)
-    timer = clock.callLater(seconds, lambda: result.errback(TimeoutError("Redis does not answer")))
+    result: Deferred[_T] = Deferred(lambda _: timeout.stop())
+    timeout = FairTimeout(clock, seconds, lambda: result.errback(TimeoutError("Redis does not answer")))
 
     def done(value: _T | Failure) -> None:
-        if timer.active():
-            timer.cancel()
+        if timeout.active():
+            timeout.stop()
             result.callback(value)
 
     call.addBoth(done)
@@ -289,5 +287,5 @@ def subscribe(reactor: IReactorTime, url: str, channel: str, on_message: Callabl
         password=os.environ.get(REDIS_PASSWORD),
         convertNumbers=False,
     )
-    factory.startConnecting(HostnameEndpoint(reactor, host, port, timeout=CONNECT_TIMEOUT))
+    factory.startConnecting(host_endpoint(reactor, host, port, CONNECT_TIMEOUT))
     return factory

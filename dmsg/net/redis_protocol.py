@@ -16,11 +16,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from twisted.internet.defer import Deferred, fail
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import MIN_LEFT, FairTimeout, PauseMeter, stop_timeout
 from dmsg.net.turn_writes import send_at_turn_end
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _with_digest(script: str) -> tuple[bytes, str]:
 class _Reply(Deferred[Any]):
     """Deferred that fires with a reply of Redis.
 
-    :ivar since: time at which the command was sent.
+    :ivar since: time at which the command was sent, in awake seconds of the connection's meter.
     """
 
     since = 0.0
@@ -56,7 +56,10 @@ class PlainCommands(RedisProtocol):  # type: ignore[misc]
     """
 
     clock: IReactorTime
-    _timer: IDelayedCall | None = None
+    _timeout: FairTimeout | None = None
+    _meter: PauseMeter | None = None
+    """Measurement that lasts as long as the timeout. Without it, replies would be late after a pause of this process.
+    """
 
     def connectionMade(self) -> Any:
         send_at_turn_end(self.transport, self.clock)
@@ -79,10 +82,12 @@ class PlainCommands(RedisProtocol):  # type: ignore[misc]
             return answered
         self.transport.write(self._build_command(*args))
         reply = _Reply()
-        reply.since = self.clock.seconds()
         self.replyQueue.waiting.append(reply)
-        if self._timer is None and self.replyTimeout:
-            self._timer = self.clock.callLater(self.replyTimeout, self._check_oldest)
+        if self.replyTimeout:
+            if self._meter is None:
+                self._meter = PauseMeter(self.clock, self.replyTimeout)
+                self._timeout = FairTimeout(self.clock, self.replyTimeout, self._check_oldest)
+            reply.since = self._meter.awake
         return reply
 
     def replyReceived(self, reply: Any) -> None:
@@ -99,13 +104,13 @@ class PlainCommands(RedisProtocol):  # type: ignore[misc]
 
     def _check_oldest(self) -> None:
         """Fail all commands and end the connection if the oldest command has waited for too long for its reply."""
-        self._timer = None
         oldest = next((one for one in self.replyQueue.waiting if type(one) is _Reply), None)
-        if oldest is None:
+        if oldest is None or self._meter is None:
+            self._stop_timeout()
             return
-        left = oldest.since + self.replyTimeout - self.clock.seconds()
-        if left > 0.0:
-            self._timer = self.clock.callLater(left, self._check_oldest)
+        left = oldest.since + self.replyTimeout - self._meter.awake
+        if left > MIN_LEFT:
+            self._timeout = FairTimeout(self.clock, left, self._check_oldest)
             return
         from txredisapi import TimeoutError
 
@@ -114,9 +119,14 @@ class PlainCommands(RedisProtocol):  # type: ignore[misc]
             self.replyReceived(TimeoutError(f"Not received Redis response in {self.replyTimeout} seconds"))
 
     def connectionLost(self, why: Failure = connectionDone) -> None:
-        timer, self._timer = self._timer, None
-        cancel_call(timer)
+        self._stop_timeout()
         super().connectionLost(why)
+
+    def _stop_timeout(self) -> None:
+        stop_timeout(self._timeout)
+        if self._meter is not None:
+            self._meter.stop()
+        self._timeout = self._meter = None
 
     def eval(self, script: str, keys: Sequence[str] = (), args: Sequence[str | bytes] = ()) -> Deferred[Any]:
         """Run a Lua script by its digest. Redis gets the text of the script only if Redis does not know the script."""

@@ -22,8 +22,8 @@ from dmsg.base.printable import shorten
 from dmsg.base.urls import check_url
 from dmsg.errors import DmsgError, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.net.deadlines import no_answer
 from dmsg.net.isolate import call_isolated
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.reactor import cancel_call
 
 if TYPE_CHECKING:
@@ -155,10 +155,9 @@ class Hook:
 
         answer = None
         try:
-            response = await self._http.post(
-                self.url, json={"key": key.hex()}, timeout=self._timeout, reactor=cast("_ITreqReactor", self._reactor)
-            )
-            await read_body(response, MAX_ANSWER).addTimeout(self._timeout, self._reactor, no_answer)
+            asking = self._http.post(self.url, json={"key": key.hex()}, reactor=cast("_ITreqReactor", self._reactor))
+            response = await add_fair_timeout(asking, self._timeout, self._reactor)
+            await add_fair_timeout(read_body(response, MAX_ANSWER), self._timeout, self._reactor)
             answer = {200: True, 403: False}.get(response.code)
             problem = f"status {response.code}"
         except Exception as error:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeAlias
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.base.buckets import RateLimit
@@ -18,6 +18,7 @@ from dmsg.net.blocks import blocks_of
 from dmsg.net.isolate import call_isolated
 from dmsg.net.links.acceptor import MAX_HANDSHAKES, Acceptor
 from dmsg.net.links.link import Link
+from dmsg.net.own_pauses import FairTimeout
 from dmsg.net.turn_share import SERVER_FRAMES
 from dmsg.net.turns import HoldReason
 from dmsg.servers.admission import Admission
@@ -201,7 +202,7 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
     ) -> None:
         super().__init__(reactor, drops, max_handshakes=max_handshakes, counted=_COUNTED_BY_RELAY)
         self.admission = admission or Admission()
-        self._timers: dict[PeerT, IDelayedCall] = {}
+        self._timeouts: dict[PeerT, FairTimeout] = {}
         self._frames = RateLimit(FRAME_RATE, FRAME_RATE, blocks_of)
         self._strays = RateLimit(STRAY_RATE, STRAY_BURST, blocks_of)
         self._refusals = RateLimit(REFUSED_RATE, REFUSED_BURST, blocks_of)
@@ -241,15 +242,18 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         self._reactor.callLater(0, call)
 
     def _schedule_once(self, seconds: float, peer: PeerT, call: Callable[[PeerT], None]) -> None:
-        """Call ``call`` with ``peer`` after ``seconds``, unless a call for this client is already scheduled."""
-        if peer in self._timers:
+        """Call ``call`` with ``peer`` after ``seconds``, unless a call for this client is already scheduled.
+
+        Pauses of this process do not count, because the client could not be served in them.
+        """
+        if peer in self._timeouts:
             return
 
         def due() -> None:
-            del self._timers[peer]
+            del self._timeouts[peer]
             call(peer)
 
-        self._timers[peer] = self._reactor.callLater(seconds, due)
+        self._timeouts[peer] = FairTimeout(self._reactor, seconds, due)
 
     def charge_frames(self, link: Link, peer: PeerT, steps: int, strays: int, refused: int) -> None:
         """Count frames of a read against the rate limits of the link's address, and delay further reads above the
@@ -297,9 +301,9 @@ class ServingFactory(Acceptor, Generic[PeerT, LimitsT]):
         :returns: Deferred that fires when all clients are disconnected.
         """
         self._close_relay()
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        for timeout in self._timeouts.values():
+            timeout.stop()
+        self._timeouts.clear()
         return self.close_all()
 
 

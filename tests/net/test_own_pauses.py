@@ -314,6 +314,17 @@ class PauseTests(SynchronousTestCase):
         self.assertEqual(time_left.share(3), MIN_ATTEMPT)
         self.assertEqual((time_left.stop("result"), self.clock.getDelayedCalls()), ("result", []))
 
+    def test_a_measurement_with_a_limit_leaves_out_long_pauses_only(self) -> None:
+        """It finds pauses as exactly after an hour as at its beginning."""
+        meter = PauseMeter(self.clock, 10.0)
+        self.clock.pump([0.05] * 200)
+        self.assertAlmostEqual(meter.awake, 10.0)
+        self.run_calls(3600.0)
+        before = meter.awake
+        self.clock.advance(60.0)
+        self.assertApproximates(meter.awake - before, 0.0, 1.0)
+        meter.stop()
+
     def test_each_reactor_has_its_own_pauses(self) -> None:
         other = PausingClock()
         FairTimeout(self.clock, 10.0, self.on_timeout)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
-from twisted.internet.defer import Deferred
-from twisted.internet.testing import MemoryReactorClock
+from twisted.internet.defer import Deferred, succeed
+from twisted.internet.testing import MemoryReactorClock, StringTransport, StringTransportWithDisconnection
 from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http_headers import Headers
 
 from dmsg.rmb.errors import CallTimeout, RegistryUnavailable
+from dmsg.rmb.registry import tfchain
 from dmsg.rmb.registry.client import TIMEOUT, HTTPRegistry
+from dmsg.rmb.registry.tfchain import TfchainRegistry
 from dmsg.rmb.relay.federation.post import POST_TIMEOUT, Poster
-from tests.net.test_own_pauses import let_pause, pass_time
+from dmsg.rmb.socket.websocket import CLOSE_TIMEOUT, HANDSHAKE_TIMEOUT, Socket
+from tests.net.test_own_pauses import PausingClock, let_pause, pass_time
 from tests.rmb.network import MemoryCase
 from tests.support import asynchronous
 
@@ -22,6 +26,15 @@ class _Silent:
 
     def request(self, *args: object, **options: object) -> Deferred[Any]:
         return Deferred()
+
+    post = request
+
+
+class _Endless:
+    """HTTP client whose requests are answered with bodies that never end."""
+
+    def post(self, *args: object, **options: object) -> Deferred[Any]:
+        return succeed(SimpleNamespace(code=200, deliverBody=lambda body: body.makeConnection(StringTransport())))
 
 
 class RequestTests(SynchronousTestCase):
@@ -53,6 +66,42 @@ class RequestTests(SynchronousTestCase):
         asking = Deferred.fromCoroutine(registry._ask("GET", "/twins/1"))
         self.check(asking, TIMEOUT)
         self.failureResultOf(asking, RegistryUnavailable)
+
+    def test_a_request_to_a_node_of_tfchain(self) -> None:
+        registry = TfchainRegistry(self.clock, "ws://192.0.2.1")
+        registry._http = cast(Any, _Silent())
+        asking = registry.get(1)
+        self.check(asking, tfchain.TIMEOUT)
+        self.failureResultOf(asking, RegistryUnavailable)
+
+    def test_the_answer_of_a_node_of_tfchain(self) -> None:
+        registry = TfchainRegistry(self.clock, "ws://192.0.2.1")
+        registry._http = cast(Any, _Endless())
+        asking = registry.get(1)
+        self.check(asking, tfchain.TIMEOUT)
+        self.failureResultOf(asking, RegistryUnavailable)
+
+
+class SocketTests(SynchronousTestCase):
+    """Handshakes of websockets."""
+
+    def setUp(self) -> None:
+        self.clock = PausingClock()
+        self.transport = StringTransportWithDisconnection()
+        self.socket = Socket()
+        self.socket.reactor = self.clock
+        self.socket.transport = cast(Any, self.transport)
+        self.transport.protocol = cast(Any, SimpleNamespace(connectionLost=lambda reason: None))
+
+    def test_an_opening_or_closing_handshake(self) -> None:
+        for seconds in (HANDSHAKE_TIMEOUT, CLOSE_TIMEOUT):
+            self.transport.connected = True
+            self.socket._give_up_after(seconds)
+            pass_time(self.clock, seconds / 2)
+            self.clock.advance(60.0)
+            self.assertTrue(self.transport.connected)
+            pass_time(self.clock, 0.6 * seconds)
+            self.assertEqual((self.transport.connected, self.clock.getDelayedCalls()), (False, []))
 
 
 class CallTests(MemoryCase):

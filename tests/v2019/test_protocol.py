@@ -31,7 +31,7 @@ from dmsg.noise.xk import XKHandshake
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.policing import Limits
 from dmsg.v2019.core.wire import WINDOW_BYTES
-from dmsg.v2019.protocol import ServerFactory
+from dmsg.v2019.protocol import STALL_GRACE, ServerFactory
 from dmsg.v2019.session import ClientSession
 from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import KEYS, SERVER_KEY, Accepting, MemoryNetwork, Producer, Recorder
@@ -397,6 +397,22 @@ class FlowTests(NetworkCase):
         for number in range(1, 5):
             two.transport.resumeProducing()
             self.assertEqual(len(two.data), number + 1)
+
+    def test_a_pause_of_this_process_is_not_the_stall_of_a_client(self) -> None:
+        """The server has not written during the pause, so the client still has its time."""
+        one, _ = self.open()
+        relay, clock = self.network.factory.relay, self.network.clock
+        let_pause(clock)
+        peer = relay.newest[bytes(KEYS["B"].public)]
+        relay.congest(peer)
+        one.transport.write(b"data")
+        self.network.settle()
+        self.assertEqual((len(peer.pausing), peer.stalled), (1, False))
+        pass_time(clock, 0.1)
+        clock.advance(60.0)
+        self.assertEqual((len(peer.pausing), peer.stalled), (1, False))
+        pass_time(clock, STALL_GRACE)
+        self.assertEqual((len(peer.pausing), peer.stalled), (0, True))
 
     def test_the_stall_of_one_transport_does_not_hold_another(self) -> None:
         slow_one, slow_two = self.open()

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dmsg.base.connections import ConnectionTable
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey
-from dmsg.messaging.core.congestion import Congestion
+from dmsg.messaging.core.congestion import Congestion, Meter
 from dmsg.messaging.core.destinations import PEER_QUEUE_MAXIMUM
 from dmsg.messaging.core.peers import End, LinkPort, RelayPeer
 from dmsg.messaging.core.wire import (
@@ -53,6 +53,7 @@ class ChannelTable(ConnectionTable[RelayPeer]):
         *,
         now: Callable[[], float] = lambda: 0.0,
         on_paused: Callable[[RelayPeer], None] = lambda peer: None,
+        measure: Callable[[], Meter] | None = None,
         two_ids: bool | None = None,
     ) -> None:
         """:param now: function that returns the seconds of a monotonic clock.
@@ -62,6 +63,7 @@ class ChannelTable(ConnectionTable[RelayPeer]):
             other client had. A client that has answered an OpenChannel gets as many ids as it sent then.
         :param on_paused: callback invoked when reading of a link is paused.  The caller must call :meth:`let_read`
             after :data:`~dmsg.messaging.core.congestion.PAUSE_CHECK_INTERVAL` seconds.
+        :param measure: see :class:`~dmsg.messaging.core.congestion.Congestion`.
         :raises ValueError: ``two_ids`` is set with :attr:`Profile.SEED`.
         """
         if two_ids and profile is Profile.SEED:
@@ -71,7 +73,7 @@ class ChannelTable(ConnectionTable[RelayPeer]):
         self._now = now
         self._two_ids = two_ids
         self._known: dict[bytes, bool] = {}
-        self.congestion = Congestion(now, on_paused, self._give_up)
+        self.congestion = Congestion(now, on_paused, self._give_up, measure)
         self.channels_opened = 0
         self.channel_count = 0
         self.draining = False

@@ -13,6 +13,7 @@ a receiver that reads nothing at all loses them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from dmsg.errors import DropReason
 from dmsg.messaging.core.peers import End, RelayPeer
@@ -38,7 +39,8 @@ window to the source stays closed for long, the source's kernel may end the link
 the source only after the data that were sent before it.
 """
 STALLED_AFTER = 15.0
-"""Seconds without progress after which a receiver loses the channels that have a backlog for it."""
+"""Seconds without progress after which a receiver loses the channels that have a backlog for it. Pauses of this process
+do not count."""
 PIECE_SIZE = 64 * 1024
 """Number of bytes of one backlog that are sent before the next backlog gets its turn."""
 MIN_PIECE_SIZE = 4096
@@ -51,6 +53,17 @@ def _waiting_behind(end: End) -> int:
     return end.other.queued
 
 
+class Meter(Protocol):
+    """Measurement of time that leaves out the pauses of this process."""
+
+    @property
+    def awake(self) -> float:
+        """Seconds since the measurement began, without pauses."""
+
+    def stop(self) -> None:
+        """End the measurement."""
+
+
 class Congestion:
     """Backlogs of one relay.
 
@@ -58,6 +71,8 @@ class Congestion:
     :param on_paused: callback invoked when reading from a link is paused.  The caller must call :meth:`check_source`
         after ``PAUSE_CHECK_INTERVAL`` seconds.
     :param give_up: function that closes a channel whose receiver reads nothing.
+    :param measure: function that begins a measurement of time, which runs while there are backlogs. With None, pauses
+        of this process count.
     :ivar total: number of bytes in all backlogs.
     """
 
@@ -66,11 +81,27 @@ class Congestion:
         now: Callable[[], float],
         on_paused: Callable[[RelayPeer], None],
         give_up: Callable[[End, DropReason], None],
+        measure: Callable[[], Meter] | None = None,
     ) -> None:
         self._now = now
         self._on_paused = on_paused
         self._give_up = give_up
+        self._measure = measure
+        self._meter: Meter | None = None
         self.total = 0
+
+    def _add_to_total(self, size: int) -> None:
+        self.total += size
+        if not self.total and self._meter is not None:
+            self._meter.stop()
+            self._meter = None
+        elif self.total and self._meter is None and self._measure is not None:
+            self._meter = self._measure()
+
+    def _awake(self) -> float:
+        """Return the time from which the progress of receivers counts. Two times can be compared only if there were
+        backlogs all the time between them."""
+        return self._now() if self._meter is None else self._meter.awake
 
     # --- output to a link ---
 
@@ -100,9 +131,10 @@ class Congestion:
 
     def _append(self, end: End, data: bytes) -> None:
         peer = end.peer
+        self._add_to_total(len(data))
         if not end.backlog:
             if not peer.waiting:
-                peer.progress_at = self._now()
+                peer.progress_at = self._awake()
             peer.waiting.append(end)
             peer.slow = True
         last = end.backlog[-1] if end.backlog else None
@@ -113,7 +145,6 @@ class Congestion:
         else:
             end.backlog.append(bytearray(data) if len(data) < MIN_PIECE_SIZE else data)
         end.queued += len(data)
-        self.total += len(data)
 
     def congest(self, peer: RelayPeer) -> None:
         """Mark ``peer`` as congested, because the output queue of its link is above the high-water mark."""
@@ -123,7 +154,7 @@ class Congestion:
         """Send the backlogs of ``peer`` in turn until its link is congested again. Called when the link's output queue
         is empty."""
         peer.congested = False
-        peer.progress_at = self._now()
+        peer.progress_at = self._awake()
         waiting = peer.waiting
         room = FLUSH_SIZE
         while waiting and not peer.congested:
@@ -134,7 +165,7 @@ class Congestion:
                 share -= len(data)
                 room -= len(data)
                 end.queued -= len(data)
-                self.total -= len(data)
+                self._add_to_total(-len(data))
                 peer.port.send(data)
             if end.backlog:
                 waiting.append(end)
@@ -171,14 +202,14 @@ class Congestion:
         if not source.is_paused:
             return
         # The time counts from the receiver's last progress, so a receiver that reads slowly keeps its channels.
-        now = self._now()
+        awake = self._awake()
         for end in list(source.ends.values()):
             receiver = end.other.peer
-            if end.other.backlog and now - receiver.progress_at >= STALLED_AFTER:
+            if end.other.backlog and awake - receiver.progress_at >= STALLED_AFTER:
                 self._give_up(end, DropReason.QUEUE_FULL)
         if not source.is_paused:
             return
-        late = now - source.paused_at >= HOLD_LIMIT
+        late = self._now() - source.paused_at >= HOLD_LIMIT
         if late and self.total >= BACKLOG_TOTAL + OVER_TOTAL:
             # The source must not be paused for longer than HOLD_LIMIT, but all backlogs together exceed their limit.
             # So its channel with the longest backlog is closed before the source is read again.
@@ -209,7 +240,7 @@ class Congestion:
     def forget(self, end: End) -> None:
         """Drop the backlog of an end that needs no more data."""
         if end.backlog:
-            self.total -= end.queued
+            self._add_to_total(-end.queued)
             end.backlog.clear()
             end.queued = 0
             peer = end.peer

@@ -19,6 +19,7 @@ from typing import ClassVar
 from dmsg.base.buffers import count_equal
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.messaging.core.channels import ChannelTable
+from dmsg.messaging.core.congestion import Meter
 from dmsg.messaging.core.destinations import Destinations
 from dmsg.messaging.core.peers import End, RelayPeer, descending
 from dmsg.messaging.core.policing import Kind, Limits
@@ -64,10 +65,11 @@ class Relay(ChannelTable):
         now: Callable[[], float] = lambda: 0.0,
         choose: Callable[[RelayPeer], int | None] = descending,
         on_paused: Callable[[RelayPeer], None] = lambda peer: None,
+        measure: Callable[[], Meter] | None = None,
         two_ids: bool | None = None,
     ) -> None:
-        """See :class:`ChannelTable` for ``now``, ``on_paused`` and ``two_ids``."""
-        super().__init__(profile, now=now, on_paused=on_paused, two_ids=two_ids)
+        """See :class:`ChannelTable` for ``now``, ``on_paused``, ``measure`` and ``two_ids``."""
+        super().__init__(profile, now=now, on_paused=on_paused, measure=measure, two_ids=two_ids)
         self._destinations = Destinations(self.newest, choose)
         self.limits = limits or Limits()
         self.steps = 0

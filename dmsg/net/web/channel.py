@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypedDict, Unpack
 
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel
@@ -22,7 +22,7 @@ from twisted.web.resource import IResource
 from twisted.web.server import Request, Site
 
 from dmsg.net.blocks import blocks_of
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.turn_share import TurnShare
 from dmsg.net.turn_writes import send_at_turn_end
 from dmsg.net.turns import TurnTaker
@@ -45,7 +45,7 @@ digits."""
 LINGER_FOR, LINGER_SIZE = 5.0, 64 * 1024 * 1024
 """Maximum number of seconds and bytes for which the rest of a request is read and discarded after an early response. If
 the connection were closed while data still arrive, the kernel would reset it, and the client would not see the
-response."""
+response. Pauses of this process do not count."""
 _ABSOLUTE = re.compile(rb"https?://([^/?#]+)([/?].*|)", re.IGNORECASE | re.DOTALL)
 
 
@@ -73,12 +73,11 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self._unparsed: deque[bytes] = deque()
         self._paused = False
         self._given_up = False
-        self._lingering: IDelayedCall | None = None
+        self._lingering: FairTimeout | None = None
         self._dropped = 0
         self._head = b""
         self._header_cost = 0
-        self._idle_since = 0.0
-        self._idle_timer: IDelayedCall | None = None
+        self._idle_timeout: FairTimeout | None = None
 
     def connectionMade(self) -> None:
         super().connectionMade()  # type: ignore[no-untyped-call]
@@ -96,33 +95,29 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         return self._host
 
     def setTimeout(self, period: float | None) -> float | None:
-        # Twisted makes and cancels a timer for each request. Here, one timer continues while requests are answered, and
-        # compares the times when it is due.
+        # Twisted makes and cancels a timer for each request. Here, one timeout continues while requests are answered.
+        # The period is always that of the site, or None.
         before, self.timeOut = self.timeOut, period
-        if period is not None:
-            self._idle_since = self.site.reactor.seconds()
-            if self._idle_timer is None:
-                self._idle_timer = self.site.reactor.callLater(period, self._check_idle)
+        if period is not None and self._idle_timeout is None:
+            self._idle_timeout = FairTimeout(self.site.reactor, period, self._on_idle)
+        elif period is not None:
+            self.resetTimeout()
         return before
 
     def resetTimeout(self) -> None:
-        self._idle_since = self.site.reactor.seconds()
+        if self._idle_timeout is not None:
+            self._idle_timeout.restart()
 
-    def _check_idle(self) -> None:
-        """Close the connection if nothing was received for the timeout. While a request is being answered there is no
-        timeout; :meth:`setTimeout` then starts the timer again."""
-        self._idle_timer = None
-        if self.timeOut is None:
-            return
-        left = self._idle_since + self.timeOut - self.site.reactor.seconds()
-        if left > 0.0:
-            self._idle_timer = self.site.reactor.callLater(left, self._check_idle)
-        else:
+    def _on_idle(self) -> None:
+        """Close the connection, because nothing was received for the timeout. While a request is being answered there
+        is no timeout; :meth:`setTimeout` then starts it again."""
+        self._idle_timeout = None
+        if self.timeOut is not None:
             self.timeoutConnection()  # type: ignore[no-untyped-call]
 
-    def _stop_idle_timer(self) -> None:
-        timer, self._idle_timer = self._idle_timer, None
-        cancel_call(timer)
+    def _stop_idle_timeout(self) -> None:
+        timeout, self._idle_timeout = self._idle_timeout, None
+        stop_timeout(timeout)
 
     def dataReceived(self, data: bytes) -> None:
         if self._lingering is not None:
@@ -253,7 +248,7 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self._unparsed.clear()
         self.site.unanswered.remove(self)
         if self.timeOut is None:
-            self._stop_idle_timer()
+            self._stop_idle_timeout()
 
     def linger(self) -> None:
         """Close the connection with a delay, because the response was written before the whole request had arrived. The
@@ -263,10 +258,10 @@ class BoundedChannel(TurnTaker, HTTPChannel):
         self.setTimeout(None)
         self._networkProducer.resumeProducing()
         if self._lingering is None:
-            self._lingering = self.site.reactor.callLater(LINGER_FOR, self._close)
+            self._lingering = FairTimeout(self.site.reactor, LINGER_FOR, self._close)
 
     def _close(self) -> None:
-        cancel_call(self._lingering)
+        stop_timeout(self._lingering)
         self.loseConnection()  # type: ignore[no-untyped-call]
 
     def give_up(self) -> None:
@@ -282,9 +277,9 @@ class BoundedChannel(TurnTaker, HTTPChannel):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self.drop_buffer()
-        cancel_call(self._lingering)
+        stop_timeout(self._lingering)
         super().connectionLost(reason)  # type: ignore[no-untyped-call]
-        self._stop_idle_timer()
+        self._stop_idle_timeout()
         # A request, its channel and its decoder refer to each other. The references are removed, so that their memory
         # is freed without the garbage collector.
         self.requests = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, Unpack
 
-from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
+from twisted.internet.interfaces import IProtocol, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
@@ -19,7 +19,7 @@ from zope.interface import implementer
 
 from dmsg.net.blocks import BlockCounts, blocks_of
 from dmsg.net.descriptors import max_connections
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.tls_overhead import ITLSOverhead
 
 MAX_CONNECTIONS = 4096
@@ -31,7 +31,7 @@ TIME_TO_ASK = 1.0
 """Seconds within which a new connection behind a proxy should send its request. Until then, it is not closed in favour
 of another one."""
 WHOLE_WITHIN = 20.0
-"""Maximum number of seconds from the first byte of a request to its last byte."""
+"""Maximum number of seconds from the first byte of a request to its last byte. Pauses of this process do not count."""
 
 GuardReason = Literal["too_many_connections", "slow_request", "unreadable_request", "small_pieces"]
 """Reason for which a guard closes a connection."""
@@ -51,53 +51,49 @@ class GuardedConnection:
     block = ""
     answering = False
     since = 0.0
-    _timer: IDelayedCall | None = None
+    _deadline: FairTimeout | None = None
     _is_incomplete = False
-    _incomplete_since: float | None = None
-    """Time when the first bytes of the present incomplete request arrived; None if there is none."""
+    _has_deadline = False
+    """Whether there is an incomplete request. Otherwise, the timeout has no effect."""
 
     def deliver(self, data: bytes, receiver: IProtocol) -> None:
         """Pass received bytes to the protocol that parses requests. Start the deadline of a request that is incomplete
         afterwards.
 
-        Most requests arrive as a whole, and need no timer. When an incomplete request becomes complete, its timer
-        continues, and serves the next one. So a connection makes at most one timer in :data:`WHOLE_WITHIN` seconds.
+        Most requests arrive as a whole, and need no timeout. When an incomplete request becomes complete, its timeout
+        continues, and serves the next one. So a connection has at most one timeout in :data:`WHOLE_WITHIN` seconds.
         """
         self._is_incomplete = not self.answering
         try:
             receiver.dataReceived(data)
         except Exception:
             self.refuse_unreadable()
-        if self._is_incomplete and self._incomplete_since is None:
-            self._incomplete_since = self.guard.clock.seconds()
-            if self._timer is None:
-                self._timer = self.guard.clock.callLater(WHOLE_WITHIN, self._check_deadline)
+        if self._is_incomplete and not self._has_deadline:
+            self._has_deadline = True
+            if self._deadline is None:
+                self._deadline = FairTimeout(self.guard.clock, WHOLE_WITHIN, self._on_deadline)
+            else:
+                self._deadline.restart()
 
     def request_is_whole(self) -> None:
         """Record that a request is complete, and stop its deadline. From now on, the client waits for the server."""
         self.answering = True
-        self._is_incomplete = False
-        self._incomplete_since = None
+        self._is_incomplete = self._has_deadline = False
 
     def request_is_answered(self) -> None:
         """Record that the request was answered. The connection now waits for the next request."""
         self.answering = False
 
     def stop_waiting(self) -> None:
-        """Stop the deadline and its timer, because the connection is not guarded any more."""
-        self._is_incomplete = False
-        self._incomplete_since = None
-        timer, self._timer = self._timer, None
-        cancel_call(timer)
+        """Stop the deadline, because the connection is not guarded any more."""
+        self._is_incomplete = self._has_deadline = False
+        deadline, self._deadline = self._deadline, None
+        stop_timeout(deadline)
 
-    def _check_deadline(self) -> None:
-        """Close the connection if its request has been incomplete for too long."""
-        self._timer = None
-        if self._incomplete_since is None:
-            return
-        left = self._incomplete_since + WHOLE_WITHIN - self.guard.clock.seconds()
-        if left > 0.0:
-            self._timer = self.guard.clock.callLater(left, self._check_deadline)
+    def _on_deadline(self) -> None:
+        """Close the connection if its request is still incomplete."""
+        self._deadline = None
+        if not self._has_deadline:
             return
         # The connection is closed first, so that it ends even if the callback fails.
         self.drop()

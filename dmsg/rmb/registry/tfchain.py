@@ -23,7 +23,7 @@ from zope.interface import implementer
 from dmsg.base.printable import without_userinfo
 from dmsg.base.urls import check_url
 from dmsg.errors import needs_extra
-from dmsg.net.deadlines import no_answer
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, make_pool
 from dmsg.net.web.response import parse_json
@@ -158,8 +158,8 @@ class TfchainRegistry:
         headers = Headers({"content-type": ["application/json"]})
         try:
             asking = self._http.post(self.url, data=json.dumps(question).encode(), headers=headers)
-            response = await asking.addTimeout(TIMEOUT, self._reactor, no_answer)
-            body = await read_body(response, MAX_ANSWER).addTimeout(TIMEOUT, self._reactor, no_answer)
+            response = await add_fair_timeout(asking, TIMEOUT, self._reactor)
+            body = await add_fair_timeout(read_body(response, MAX_ANSWER), TIMEOUT, self._reactor)
             if response.code != 200:
                 raise RegistryUnavailable(
                     f"{self.shown_url}: the node answered with HTTP status {response.code} and {len(body)} bytes"

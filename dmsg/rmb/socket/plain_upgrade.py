@@ -12,7 +12,6 @@ from collections.abc import Callable
 from twisted.internet.interfaces import (
     IAddress,
     IConsumer,
-    IDelayedCall,
     IProtocol,
     IPushProducer,
     IReactorTime,
@@ -24,6 +23,7 @@ from twisted.python.failure import Failure
 from twisted.web.server import Site
 from zope.interface import Attribute
 
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.web.guard import Guard, GuardedConnection
 from dmsg.net.websocket.upgrade import Upgrade, plain_upgrade
 
@@ -41,7 +41,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
     """
 
     _inner_protocol: IProtocol | None = None
-    _silence: IDelayedCall | None = None
+    _silence: FairTimeout | None = None
 
     def __init__(self, factory: PlainUpgradeFactory, address: IAddress | None) -> None:
         self._factory = factory
@@ -57,7 +57,8 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
         if isinstance(self.transport, ProtocolWrapper):
             self._open()
         else:
-            self._silence = self._factory.reactor.callLater(self._factory.first_byte_timeout, self._first_byte_late)
+            factory = self._factory
+            self._silence = FairTimeout(factory.reactor, factory.first_byte_timeout, self._first_byte_late)
 
     def _first_byte_late(self) -> None:
         self._silence = None
@@ -66,8 +67,7 @@ class PlainUpgradeProtocol(GuardedConnection, Protocol):
     def _cancel(self) -> None:
         self.stop_waiting()
         silence, self._silence = self._silence, None
-        if silence is not None:
-            silence.cancel()
+        stop_timeout(silence)
 
     def request_is_taken(self) -> None:
         """Remove the connection from the guard, which limits only connections that are not sessions. This connection
@@ -106,7 +106,7 @@ class PlainUpgradeFactory(Factory):
 
     :param take: function that makes a websocket of an upgraded connection. If it returns False, the site handles the
         request.
-    :param first_byte_timeout: seconds to wait for the first byte of a connection.
+    :param first_byte_timeout: seconds to wait for the first byte of a connection. Pauses of this process do not count.
     """
 
     noisy = False

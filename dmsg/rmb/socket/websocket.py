@@ -14,13 +14,13 @@ from typing import Protocol
 from autobahn.twisted.websocket import (
     WebSocketServerProtocol,
 )
-from twisted.internet.interfaces import IDelayedCall, IPushProducer, IReactorTime
+from twisted.internet.interfaces import IPushProducer, IReactorTime
 from twisted.internet.protocol import connectionDone
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.net.flush import TurnFlush
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.socketopts import forget_unsent, queued_bytes, tune, write_now
 from dmsg.net.turn_share import SERVER_FRAMES
 from dmsg.net.turns import HeldReading, HoldReason, TurnAccount, TurnTaker
@@ -110,7 +110,7 @@ class Socket(HeldReading, TurnTaker):
     _opened = False
     _is_over_mark = False
     _unsent_at_mark = 0
-    _timer: IDelayedCall | None = None
+    _timer: FairTimeout | None = None
     share: TurnAccount | None = None
     _feeding: Iterator[tuple[int, bytes]] | None = None
     _waits = False
@@ -129,11 +129,11 @@ class Socket(HeldReading, TurnTaker):
 
     def _give_up_after(self, seconds: float) -> None:
         self._on_timeout()
-        self._timer = self.reactor.callLater(seconds, self.abort)
+        self._timer = FairTimeout(self.reactor, seconds, self.abort)
 
     def _on_timeout(self) -> None:
         timer, self._timer = self._timer, None
-        cancel_call(timer)
+        stop_timeout(timer)
 
     # --- inbound ---
 

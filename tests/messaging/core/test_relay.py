@@ -36,9 +36,11 @@ from dmsg.messaging.core.wire import (
     decode_open,
     encode_frame,
 )
+from dmsg.messaging.protocol import ServerFactory
 from dmsg.messaging.session import MAX_UNREAD_OF_CLOSED, STALL_TIMEOUT
 from dmsg.servers.serving import CLOSED_AT_ONCE
 from tests.messaging.support import KEYS, Network
+from tests.net.test_own_pauses import PausingClock, pass_time
 from tests.support import Accepting
 
 LISTED = [SecKey.from_seed(b"relay %d" % number) for number in range(6)]
@@ -407,6 +409,33 @@ class SlowReaderTests(RelayCase):
         self.assertEqual(self.relay.drops[DropReason.QUEUE_FULL], 1)
         self.assertEqual((sorted(a.ends), self.relay.congestion.total), ([1], 0))
         self.assertIn((CHANNEL_CLOSED, b"\0"), self.ports[a].take())
+
+    def test_a_pause_of_this_process_closes_no_channel(self) -> None:
+        """During the pause, the receiver has read what was sent to it."""
+        clock = PausingClock()
+        self.relay = ServerFactory(clock, LISTED[0]).relay
+        for number in (0, 2):  # The second measurement begins after the first one has ended.
+            a, b = self.peer(number), self.peer(number + 1)
+            self.channel(a, b, 0)
+            self.stick(b)
+            self.send(a, 0, HOLD_AT + 100_000)
+            pass_time(clock, PAUSE_CHECK_INTERVAL / 2)
+            self.assertTrue(self.ports[a].paused)
+            clock.advance(4 * STALLED_AFTER)
+            pass_time(clock, 1.0)
+            self.assertEqual((self.relay.drops, sorted(a.ends)), ({}, [0]))
+            while self.relay.congestion.total:
+                self.take(b)
+            pass_time(clock, 1.0)
+            self.assertEqual(clock.getDelayedCalls(), [])
+        a, b = self.peer(4), self.peer(5)
+        self.channel(a, b, 0)
+        self.stick(b)
+        self.send(a, 0, HOLD_AT + 100_000)
+        for _ in range(int(STALLED_AFTER) + 1):
+            pass_time(clock, 1.0)
+            self.send(a, 0, 60_000)
+        self.assertEqual((self.relay.drops[DropReason.QUEUE_FULL], sorted(a.ends)), (1, []))
 
     def test_all_backlogs_together_have_a_limit(self) -> None:
         self.patch(congestion, "BACKLOG_TOTAL", 3_000_000)

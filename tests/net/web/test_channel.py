@@ -17,7 +17,8 @@ from twisted.web.resource import Resource
 from twisted.web.server import NOT_DONE_YET
 
 from dmsg.net.turn_share import MAX_SHARE
-from dmsg.net.web.channel import PARSE_SIZE, BoundedSite
+from dmsg.net.web.channel import LINGER_FOR, PARSE_SIZE, BoundedSite
+from tests.net.test_own_pauses import PausingClock, pass_time
 
 
 class Echo(Resource):
@@ -80,6 +81,17 @@ class TargetTests(SynchronousTestCase):
         lines = "".join(f"Host: {host}\r\n" for host in hosts)
         case.channel.dataReceived(f"GET {target} HTTP/1.1\r\n{lines}\r\n".encode())
         return case, case.page.waiting
+
+    def test_a_pause_of_this_process_does_not_reset_a_connection(self) -> None:
+        """After the pause, the rest of the request is still read, so that the client gets the response."""
+        clock = PausingClock()
+        case = Case(clock)
+        case.channel.linger()
+        pass_time(clock, 1.0)
+        clock.advance(10 * LINGER_FOR)
+        self.assertFalse(case.transport.disconnecting)
+        pass_time(clock, LINGER_FOR)
+        self.assertTrue(case.transport.disconnecting)
 
     def test_the_authority_of_an_absolute_url_counts(self) -> None:
         """The authority of the URL takes precedence over Host (RFC 9112, 3.2.2)."""

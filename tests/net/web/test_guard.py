@@ -17,6 +17,7 @@ from twisted.web.server import NOT_DONE_YET
 from dmsg.net.web.channel import HEADER_COST, MAX_HEADERS, MAX_PARAMETERS, MAX_TRAILERS
 from dmsg.net.web.guard import TIME_TO_ASK, WHOLE_WITHIN, GuardedFactory
 from dmsg.net.web.site import IDLE_TIMEOUT, MAX_WAITING_OF_ADDRESS, Requesters, gated_site
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import TurnClock
 
 
@@ -166,6 +167,21 @@ class GuardTests(SynchronousTestCase):
         self.clock.advance(WHOLE_WITHIN)
         self.assertEqual((connection.gone, self.refused), (False, []))
         self.assertEqual(len(self.clock.getDelayedCalls()), 1)
+
+    def test_pauses_of_this_process_do_not_count(self) -> None:
+        """After a pause, the timers run before the requests that have arrived are read."""
+        let_pause(self.clock)
+        incomplete = self.connect(self.guard(), said=b"GET / HTTP/1.1\r\n")
+        idle = self.connect(self.guard())
+        for _ in range(2):
+            pass_time(self.clock, 1.0)
+            self.clock.advance(10 * IDLE_TIMEOUT)
+        pass_time(self.clock, WHOLE_WITHIN - 3.0)
+        self.assertEqual((incomplete.gone, idle.gone, self.refused), (False, False, []))
+        pass_time(self.clock, 2.0)
+        self.assertEqual((incomplete.gone, idle.gone, self.refused), (True, False, ["slow_request"]))
+        pass_time(self.clock, IDLE_TIMEOUT - WHOLE_WITHIN)
+        self.assertEqual((idle.gone, self.clock.getDelayedCalls()), (True, []))
 
     def test_the_largest_block_of_addresses_loses_a_connection(self) -> None:
         """1,100 connections of a stranger that do not end their requests: somebody else gets in, and is answered."""

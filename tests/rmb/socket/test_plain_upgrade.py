@@ -30,6 +30,7 @@ from dmsg.rmb.errors import Drop
 from dmsg.rmb.socket.plain_upgrade import PlainUpgradeFactory
 from dmsg.rmb.twins import token
 from dmsg.rmb.twins.address import Session
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.rmb.test_relay import Lines, SocketPairCase
 from tests.support import asynchronous
 
@@ -186,6 +187,14 @@ class PlainUpgradeTests(SynchronousTestCase):
         self.clock.advance(1)
         self.assertFalse(self.transport.connected)
         self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_a_pause_of_this_process_is_not_the_silence_of_others(self) -> None:
+        let_pause(self.clock)
+        pass_time(self.clock, 30.0)
+        self.clock.advance(600)
+        self.assertTrue(self.transport.connected)
+        self.door.dataReceived(PLAIN)
+        self.assertEqual((len(self.taken), self.clock.getDelayedCalls()), (1, []))
 
 
 def certificate(path: Path) -> None:

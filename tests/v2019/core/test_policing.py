@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
+from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.base.buckets import Bucket
 from dmsg.base.policing import ANSWER_FACTOR, BURST_SECONDS, FLOOD_FACTOR
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.net.links.acceptor import FLOOD_BURST, FLOOD_RATE, NOTIFIED_PER_BLOCK
-from dmsg.servers.admission import CHECK_INTERVAL, HOOK_CACHE_TIME, Admission, Hook, KeyList, ListError
+from dmsg.servers.admission import CHECK_INTERVAL, HOOK_CACHE_TIME, HOOK_TIMEOUT, Admission, Hook, KeyList, ListError
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.policing import PING_RATE, Kind, Limits, Policer
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, DRAIN, FWD, PING, PONG, REQUEST, Frame, parse_drain
+from tests.net.test_own_pauses import PausingClock, pass_time
 from tests.support import KEYS, SERVER_KEY, MemoryNetwork
 
 
@@ -276,6 +279,22 @@ class AdmissionTests(ServerCase):
                 self.assertIsInstance(known, Deferred)
                 self.assertEqual(hook.unanswered, 2)
 
+    def test_pauses_of_this_process_do_not_count_while_the_hook_is_awaited(self) -> None:
+        """Neither for the head of the answer nor for its body."""
+        answered: Deferred[Any] = Deferred()
+        for waiting in (answered, succeed(_Endless())):
+            clock = PausingClock()
+            http: Any = SimpleNamespace(post=lambda *args, waiting=waiting, **options: waiting)
+            hook = Hook(clock, "http://127.0.0.1:1/", http=http)
+            asked: Any = hook.ask(KEYS["A"].public)
+            pass_time(clock, 1.0)
+            clock.advance(10 * HOOK_TIMEOUT)
+            pass_time(clock, HOOK_TIMEOUT - 1.5)
+            self.assertNoResult(asked)
+            pass_time(clock, 1.0)
+            self.assertIs(self.successResultOf(asked), False)
+            self.assertEqual((hook.unanswered, clock.getDelayedCalls()), (1, []))
+
     def test_clients_wait_for_the_admission_hook(self) -> None:
         answer: Deferred[bool] = Deferred()
         self.admission.hook = _Slow(answer)
@@ -297,6 +316,15 @@ class _Slow:
         self.ask = lambda key: answer
 
 
+class _Endless:
+    """Response with a body that never ends."""
+
+    code = 200
+
+    def deliverBody(self, body: Any) -> None:
+        body.makeConnection(StringTransport())
+
+
 class _Response:
     def __init__(self, code: int) -> None:
         self.code = code
@@ -316,7 +344,7 @@ class _HTTP:
         self._result = result
         self.asked: list[Any] = []
 
-    def post(self, url: str, *, json: Any, timeout: float, reactor: Any) -> Any:
+    def post(self, url: str, *, json: Any, reactor: Any) -> Any:
         self.asked.append(json)
         return fail(self._result) if isinstance(self._result, Exception) else succeed(_Response(self._result))
 

@@ -27,6 +27,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.net.isolate import call_isolated
+from dmsg.net.own_pauses import TimeLeft
 from dmsg.net.redis import open_redis, subscribe, with_timeout, without_password
 from dmsg.net.turn_end import at_turn_end
 from dmsg.rmb.errors import QueueUnavailable
@@ -296,20 +297,11 @@ class RedisQueue:
         for one in batch:
             arguments += one.data, repr(one.until), str(one.sender)
         keys = [*(self._key(one.session) for one in batch), UNTIL, KEPT, CHANNEL, FEDERATION_STREAM]
-        deadline = self._reactor.seconds() + RETRY_FOR
-        while True:
-            try:
-                # A call to Redis is never cancelled, because replies are matched to calls by their order.
-                appending = self._redis.eval(_APPEND, keys, arguments)
-                results = await with_timeout(self._reactor, appending, max(0.0, deadline - self._reactor.seconds()))
-                self._works()
-                break
-            except CancelledError:
-                raise
-            except Exception:
-                if self._closed or self._reactor.seconds() >= deadline:
-                    raise
-                await deferLater(self._reactor, RETRY_EVERY)
+        time_left = TimeLeft(self._reactor, RETRY_FOR)
+        try:
+            results = await self._append_in_time(keys, arguments, time_left)
+        finally:
+            time_left.stop(None)
         for one, (number, dropped) in zip(batch, results, strict=True):
             if not number:
                 one.appended.errback(QueueUnavailable(REFUSALS[int(dropped)].format(sender=one.sender)))
@@ -317,6 +309,26 @@ class RedisQueue:
             if int(dropped) > 0 and self._watcher is not None:
                 call_isolated(self._watcher.dropped, one.session, int(dropped))
             one.appended.callback(bytes(number))
+
+    async def _append_in_time(
+        self, keys: list[str], arguments: list[str | bytes], time_left: TimeLeft
+    ) -> list[tuple[int | bytes, int]]:
+        while True:
+            try:
+                # A call to Redis is never cancelled, because replies are matched to calls by their order.
+                appending = self._redis.eval(_APPEND, keys, arguments)
+                results: list[tuple[int | bytes, int]] = await with_timeout(
+                    self._reactor, appending, max(0.0, time_left.seconds)
+                )
+            except CancelledError:
+                raise
+            except Exception:
+                if self._closed or time_left.seconds <= 0.0:
+                    raise
+                await deferLater(self._reactor, RETRY_EVERY)
+            else:
+                self._works()
+                return results
 
     def read(self, session: str, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
         return Deferred.fromCoroutine(self._read(session, after))
