@@ -430,7 +430,7 @@ OF_DISCOVERY: dict[str, tuple[str, Sequence[Change]]] = {
     ),
     "the signature of an entry is not verified": (_ENTRY, [("if signer.hex() != self.static:", "if False:")]),
     "a refused entry counts as posted": (
-        "dmsg.discovery.lookup.lookup",
+        "dmsg.discovery.lookup.own_entries",
         [
             (
                 "        if status == 200:\n            return\n        error =",

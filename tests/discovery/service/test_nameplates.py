@@ -19,6 +19,7 @@ from dmsg.discovery.entries.nameplates import (
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.lookup.nameplates import PATH, NoSuchNameplate, claim, find
+from dmsg.discovery.lookup.requests import DiscoveryRequests
 from dmsg.discovery.store.base import StoreContended
 from dmsg.errors import DiscoveryError
 from dmsg.keys import SecKey
@@ -154,7 +155,9 @@ class AnswerTests(APICase):
     def test_a_wrong_answer_of_discovery_is_one_line(self) -> None:
         """The error text is one line about the answer."""
         for answer in (b"[]", b"7", b"{}", b'{"static":"00"}', b"\xff", b"[" * 100_000):
-            self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
+            self.patch(
+                DiscoveryRequests, "request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer)))
+            )
             for asking in (claim(self.lookups, KEY), find(self.lookups, 7)):
                 self.assertLess(len(self.refused(asking)), 200)
         for number, lasts in (
@@ -167,7 +170,9 @@ class AnswerTests(APICase):
             (7, 1e308),
         ):
             answer = json.dumps({"nameplate": number, "lasts": lasts}).encode()
-            self.patch(Lookup, "_request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer))))
+            self.patch(
+                DiscoveryRequests, "request", lambda *_, answer=answer: self.as_coroutine(succeed((200, answer)))
+            )
             self.assertIn("malformed", self.refused(claim(self.lookups, KEY)))
 
     def test_a_nameplate_with_an_invalid_key_is_an_error(self) -> None:
@@ -177,6 +182,6 @@ class AnswerTests(APICase):
         self.assertIn("not a point", self.refused(find(self.lookups, json.loads(body)["nameplate"])))
 
     def test_a_discovery_without_nameplates_is_named(self) -> None:
-        self.patch(Lookup, "_request", lambda *_: self.as_coroutine(succeed((404, b"{}"))))
+        self.patch(DiscoveryRequests, "request", lambda *_: self.as_coroutine(succeed((404, b"{}"))))
         self.assertIn("runs an older version", self.refused(claim(self.lookups, KEY)))
         self.assertIn("nobody waits", self.refused(find(self.lookups, 7)))
