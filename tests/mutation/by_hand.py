@@ -190,7 +190,7 @@ OF_THE_BUS: dict[str, tuple[str, Sequence[Change]]] = {
             )
         ],
     ),
-    "a session that ends loses its backlog": (_DELIVERY, [("        left += self._backlog\n", "")]),
+    "a session that ends loses its backlog": (_DELIVERY, [("        left += self._backlog.messages\n", "")]),
     "stored messages are not read again when a session connects": (
         _DELIVERY,
         [("        self._read()\n\n    @property\n    def is_trusted", "\n    @property\n    def is_trusted")],

@@ -117,9 +117,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "return hashlib.md5(preimage(envelope), usedforsecurity=True).digest()",
     ): "the digest is the same",
     (
-        f"{_RMB}/relay/delivery.py",
-        "self._backlogged = 0",
-        "self._backlogged = 1",
+        f"{_RMB}/relay/backlog.py",
+        "self._appended = 0",
+        "self._appended = 1",
     ): "only the growth of the number matters",
     (
         f"{_RMB}/relay/delivery.py",

@@ -2,12 +2,12 @@
 
 The relay sends a ping after the messages. A message is confirmed, and so delivered, when the session has answered that
 ping. Sent messages that are not confirmed yet are in the *window*. When the window is full, further messages are
-appended to a queue in memory, the *backlog*. When the backlog is full, the senders of further messages are paused: the
-relay first stops processing their messages, and then stops reading them (back-pressure). The pause ends when the
-receiving session has caught up, or when it is disconnected because it confirmed nothing for a minute. Senders of
-answers are not paused for a stalled session, because that session has requested the answers. A message whose
-confirmation takes longer than two seconds is also stored in the session's queue, in SQLite or Redis, from which it is
-delivered even if the relay is killed.
+appended to a queue in memory, the *backlog* (:mod:`dmsg.rmb.relay.backlog`). When the backlog is full, the senders of
+further messages are paused: the relay first stops processing their messages, and then stops reading them
+(back-pressure). The pause ends when the receiving session has caught up, or when it is disconnected because it
+confirmed nothing for a minute. Senders of answers are not paused for a stalled session, because that session has
+requested the answers. A message whose confirmation takes longer than two seconds is also stored in the session's queue,
+in SQLite or Redis, from which it is delivered even if the relay is killed.
 
 The session pings the relay, too. The relay answers when every message that the session sent before the ping is
 *settled*: confirmed by its receiver, stored in a queue, accepted by another relay, or refused. A sender sends unsettled
@@ -26,10 +26,10 @@ from itertools import islice
 
 from twisted.python.failure import Failure
 
+from dmsg.rmb.relay.backlog import BACKLOG_MESSAGES, Backlog
 from dmsg.rmb.relay.ports import Carrier, Store
 from dmsg.rmb.relay.queue.interface import QueuedMessage, QueueId
 from dmsg.rmb.socket.confirm import Message
-from dmsg.rmb.socket.session_buffer import SessionBuffer
 from dmsg.rmb.twins.address import Session
 
 WINDOW_MESSAGES = 1024
@@ -38,9 +38,6 @@ WINDOW_SIZE = 4 * 1024 * 1024
 """Maximum bytes of the unconfirmed messages that are sent to a session. The last message may exceed the limit."""
 SPILL_AFTER = 2.0
 """Seconds without confirmation after which a sent message is also stored in the session's queue."""
-BACKLOG_MESSAGES, BACKLOG_SIZE = 4096, 8 * 1024 * 1024
-"""Limits of the messages that wait for a connected session, in memory and in the stored queue together: their number,
-and their bytes. At a limit, the senders of these messages are paused."""
 OVERHEAD = 300
 """Number of bytes of memory that each message takes in addition to its data."""
 FEW_IN_WINDOW = 64
@@ -67,9 +64,6 @@ class Delivery:
     __slots__ = (
         "_after",
         "_backlog",
-        "_backlog_messages",
-        "_backlog_size",
-        "_backlogged",
         "_barrier",
         "_carrier",
         "_checking_delivered",
@@ -78,12 +72,7 @@ class Delivery:
         "_delivered_size",
         "_inside",
         "_keeping",
-        "_marks",
         "_more",
-        "_most_size",
-        "_paused",
-        "_queued_count",
-        "_queued_size",
         "_read_again",
         "_reading",
         "_sent_count",
@@ -128,18 +117,7 @@ class Delivery:
         # Ids of messages that are both in the stored queue and in the window: the confirmation of a sent message took
         # long, so it was stored as well. Reads of the stored queue skip these messages.
         self._skip: set[QueueId] = set()
-        self._backlog: deque[Message] = deque()
-        self._backlog_messages = backlog
-        self._most_size = size
-        self._backlog_size = 0
-        self._backlogged = 0
-        """Number of messages appended to the backlog so far. ``_marks`` contains the values of this number at the last
-        two checks."""
-        self._marks = (0, 0)
-        self._queued_count = self._queued_size = 0
-        """Number of messages that were stored while the session was connected and were not read back yet;
-        ``_queued_size`` is the number of their bytes."""
-        self._paused: dict[SessionBuffer, None] = {}
+        self._backlog = Backlog(backlog, size)
         self.appending = 0
         self.stalled = False
         self.lazy = False
@@ -161,7 +139,7 @@ class Delivery:
     def size(self) -> int:
         """Number of bytes of memory that the messages in the window and the backlog take, including ``OVERHEAD`` for
         each."""
-        return self._size + self._backlog_size + OVERHEAD * len(self)
+        return self._size + self._backlog.size + OVERHEAD * len(self)
 
     def start(self) -> None:
         """Begin to deliver, first the messages in the stored queue."""
@@ -184,10 +162,9 @@ class Delivery:
         if not (self._backlog or self.catching_up or self._is_full):
             self._send(message)
             return True
-        if self.stalled or self._is_too_long or message.durable:
-            self._queued_count += 1
-            self._queued_size += len(message.data)
-            self._pause_sender_if_full(message)
+        if self.stalled or self._backlog.is_too_long or message.durable:
+            self._backlog.count_stored(message)
+            self._backlog.pause_sender_if_full(message, pauses_answers=not self.stalled)
             # The backlog is stored before this message, so that the messages stay in order.
             self._spill_all()
             self.catching_up = True
@@ -196,63 +173,26 @@ class Delivery:
         if not self._backlog:
             self._store.note_waiting(self)
         self._backlog.append(message)
-        self._backlogged += 1
-        self._backlog_size += len(message.data)
-        self._pause_sender_if_full(message)
+        self._backlog.pause_sender_if_full(message, pauses_answers=not self.stalled)
         return True
-
-    def _pause_sender_if_full(self, message: Message) -> None:
-        buffer = message.owner.buffer if message.owner is not None else None
-        if buffer is None or buffer in self._paused or (self.stalled and message.is_answer):
-            return
-        if self._reaches_limit(1):
-            self._paused[buffer] = None
-            buffer.wait_for(self)
 
     @property
     def is_crowded(self) -> bool:
         """Whether so many messages are waiting that the senders of further messages must be paused."""
-        return self._reaches_limit(1)
-
-    @property
-    def _is_too_long(self) -> bool:
-        """Whether the backlog is twice as long as the limit at which senders are paused. This happens if senders cannot
-        be paused."""
-        return len(self._backlog) >= 2 * self._backlog_messages or self._backlog_size >= 2 * BACKLOG_SIZE
-
-    def _reaches_limit(self, part: int) -> bool:
-        """Whether the waiting messages have reached a fraction of the limit at which senders are paused.
-
-        :param part: divisor of the limit; 1 for the limit itself.
-        """
-        waiting, size = len(self._backlog) + self._queued_count, self._backlog_size + self._queued_size
-        most = BACKLOG_SIZE if self._most_size is None else min(BACKLOG_SIZE, self._most_size)
-        return waiting * part >= self._backlog_messages or size * part >= most
+        return self._backlog.reaches_limit()
 
     def _advance_backlog(self) -> None:
         """Move messages from the backlog into the window, if the stored queue contains no older messages."""
         backlog = self._backlog
         while backlog and not (self.catching_up or self._is_full):
-            message = backlog.popleft()
-            self._backlog_size -= len(message.data)
-            self._send(message)
-        self._release_if_roomy()
-
-    def _release_if_roomy(self) -> None:
-        if self._paused and not self._reaches_limit(2):
-            self._release()
-
-    def _release(self) -> None:
-        paused, self._paused = self._paused, {}
-        for buffer in paused:
-            buffer.stop_waiting_for(self)
+            self._send(backlog.take())
+        backlog.resume_senders_if_roomy()
 
     def check(self) -> None:
         """Store the window and the backlog in the queue if the oldest message of the backlog was already in the backlog
         two checks ago. Called once a second."""
-        if self._backlog and self._backlogged - len(self._backlog) < self._marks[0]:
+        if self._backlog.is_stuck():
             self._spill_all()
-        self._marks = (self._marks[1], self._backlogged)
 
     def stall(self) -> None:
         """Mark the session as stalled and store all its messages in the queue. Senders of answers to it are no longer
@@ -261,7 +201,7 @@ class Delivery:
         self._spill_all()
         if not before:
             # All paused senders are resumed. Those that send more than answers are paused again at their next message.
-            self._release()
+            self._backlog.resume_senders()
 
     def _spill_all(self) -> None:
         """Move all messages to the stored queue: the unconfirmed ones of the window first, then those in the
@@ -269,13 +209,10 @@ class Delivery:
         self.spill()
         if not self._backlog:
             return
-        backlog, self._backlog = self._backlog, deque()
-        self._queued_count += len(backlog)
-        self._queued_size += self._backlog_size
-        self._backlog_size = 0
+        waiting = self._backlog.take_all()
         self.catching_up = True
         self._read_again = True
-        for message in backlog:
+        for message in waiting:
             self._store_waiting(message)
 
     def _store_waiting(self, message: Message) -> None:
@@ -430,8 +367,7 @@ class Delivery:
         self._reading = False
         if self.closed:
             return
-        self._queued_count = max(0, self._queued_count - len(batch)) if batch else 0
-        self._queued_size = max(0, self._queued_size - sum(len(one.data) for one in batch)) if self._queued_count else 0
+        self._backlog.count_read(batch)
         expired = []
         for queued in batch:
             self._after = queued.id
@@ -445,7 +381,7 @@ class Delivery:
                 self._send(Message(queued.data, until, None, queued.id))
         if expired:
             self._store.remove(self.session, expired)
-        self._release_if_roomy()
+        self._backlog.resume_senders_if_roomy()
         if batch or self._read_again:
             self._more = True
             self._read()
@@ -515,9 +451,9 @@ class Delivery:
             for message in self._window
             if message.queue_id is None and not message.keeping and not (message.written and delivered)
         ]
-        left += self._backlog
+        left += self._backlog.messages
         self._window.clear()
         self._backlog.clear()
-        self._size = self._backlog_size = 0
-        self._release()
+        self._size = 0
+        self._backlog.resume_senders()
         return left

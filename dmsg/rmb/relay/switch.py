@@ -29,7 +29,8 @@ from dmsg.rmb.envelope import texts
 from dmsg.rmb.envelope.wire import decode, to_pong
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
-from dmsg.rmb.relay.delivery import BACKLOG_MESSAGES, Delivery
+from dmsg.rmb.relay.backlog import BACKLOG_MESSAGES
+from dmsg.rmb.relay.delivery import Delivery
 from dmsg.rmb.relay.federation.attempts import AttemptOutcome
 from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.limit_log import LimitLog

@@ -86,14 +86,14 @@ class SessionBuffer(TurnTaker):
         still buffered."""
         return bool(self._awaited or self._waiting)
 
-    def wait_for(self, delivery: object) -> None:
-        """Pause the session until ``delivery`` has caught up."""
-        self._awaited.add(delivery)
+    def wait_for(self, backlog: object) -> None:
+        """Pause the session until ``backlog`` is shorter."""
+        self._awaited.add(backlog)
 
-    def stop_waiting_for(self, delivery: object) -> None:
-        """Note that ``delivery`` has caught up. Process the buffered messages if the session waits for no other
-        delivery."""
-        self._awaited.discard(delivery)
+    def stop_waiting_for(self, backlog: object) -> None:
+        """Note that ``backlog`` is shorter. Process the buffered messages if the session waits for no other
+        backlog."""
+        self._awaited.discard(backlog)
         self._process_soon()
 
     def put(self, data: bytes, *, is_message: bool) -> None:

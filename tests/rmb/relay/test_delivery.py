@@ -14,7 +14,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import DmsgTimeout
 from dmsg.net.turn_share import MAX_SHARE, TurnShare
 from dmsg.rmb.errors import CallTimeout, QueueUnavailable
-from dmsg.rmb.relay import delivery
+from dmsg.rmb.relay import backlog, delivery
 from dmsg.rmb.relay.delivery import Delivery
 from dmsg.rmb.relay.queue.interface import QueuedMessage
 from dmsg.rmb.session import uplink
@@ -253,8 +253,8 @@ class DeliveryTests(SynchronousTestCase):
         """Check the counts of messages and bytes. The window is at most one read larger than its limit."""
         sizes = [len(message.data) for message in current._window]
         self.assertEqual(current._size, sum(sizes))
-        self.assertEqual(current._backlog_size, sum(len(message.data) for message in current._backlog))
-        self.assertEqual(current.size, current._size + current._backlog_size + delivery.OVERHEAD * len(current))
+        self.assertEqual(current._backlog.size, sum(len(message.data) for message in current._backlog.messages))
+        self.assertEqual(current.size, current._size + current._backlog.size + delivery.OVERHEAD * len(current))
         self.assertEqual(len(current), len(sizes) + len(current._backlog))
         # All messages of one read are sent together, here at most five.
         self.assertLessEqual(len(sizes), delivery.WINDOW_MESSAGES + 4)
@@ -675,17 +675,17 @@ class KeepingTests(SynchronousTestCase):
         """A read takes some of it; one that finds nothing says that there is nothing."""
         self.patch(delivery, "WINDOW_MESSAGES", 6)
         self.store.kept.update(dict.fromkeys(range(1, 9), b"kept"))
-        self.current._queued_count = 7
+        self.current._backlog.stored_count = 7
         self.current.wake()
-        self.assertEqual((len(self.session.got), self.current._queued_count), (8, 0))
-        self.current._queued_count = 3
+        self.assertEqual((len(self.session.got), self.current._backlog.stored_count), (8, 0))
+        self.current._backlog.stored_count = 3
         self.current._batch_read([])
-        self.assertEqual(self.current._queued_count, 0)
-        self.current._queued_count = 3
+        self.assertEqual(self.current._backlog.stored_count, 0)
+        self.current._backlog.stored_count = 3
         self.current.closed = False
         self.patch(Delivery, "_read", lambda current: None)
         self.current._batch_read([QueuedMessage(99, b"one")])
-        self.assertEqual(self.current._queued_count, 2)
+        self.assertEqual(self.current._backlog.stored_count, 2)
 
     def test_expired_messages_are_removed_and_not_sent(self) -> None:
         self.store.life_end = lambda queued: None if queued.data == b"old" else 1e9  # type: ignore[method-assign]
@@ -700,10 +700,10 @@ class KeepingTests(SynchronousTestCase):
         told: list[str] = []
 
         class Holder:
-            def wait_for(self, delivery: Delivery) -> None:
+            def wait_for(self, backlog: object) -> None:
                 told.append("held")
 
-            def stop_waiting_for(self, delivery: Delivery) -> None:
+            def stop_waiting_for(self, backlog: object) -> None:
                 told.append("free")
 
         self.ledger.buffer = Holder()  # type: ignore[assignment]
@@ -712,7 +712,7 @@ class KeepingTests(SynchronousTestCase):
     def test_senders_resume_when_half_of_the_backlog_is_delivered(self) -> None:
         self.patch(delivery, "WINDOW_MESSAGES", 1)
         held = self.hold()
-        self.current._backlog_messages = 4
+        self.current._backlog._most_messages = 4
         for _ in range(5):
             self.current.offer(self.message())
         self.assertEqual(held, ["held"])
@@ -729,9 +729,9 @@ class KeepingTests(SynchronousTestCase):
         held = self.hold()
         self.assertTrue(self.current.offer(self.message()))
         self.assertFalse(self.current.offer(self.message()))
-        self.assertEqual((self.current._queued_count, held), (1, []))
+        self.assertEqual((self.current._backlog.stored_count, held), (1, []))
         self.assertFalse(self.current.offer(self.message()))
-        self.assertEqual((self.current._queued_count, held), (2, ["held"]))
+        self.assertEqual((self.current._backlog.stored_count, held), (2, ["held"]))
 
     def test_senders_to_an_unconfirming_session_are_held(self) -> None:
         """Senders are held while too much waits, except for answers that the session itself has asked for."""
@@ -740,7 +740,7 @@ class KeepingTests(SynchronousTestCase):
         for _ in range(3):
             self.assertTrue(self.current.offer(self.message()))
         self.current.stall()
-        self.assertEqual((self.current._queued_count, held), (2, ["held", "free"]))
+        self.assertEqual((self.current._backlog.stored_count, held), (2, ["held", "free"]))
         answer = self.message()
         self.patch(Message, "is_answer", True)
         self.assertFalse(self.current.offer(answer))
@@ -763,7 +763,7 @@ class KeepingTests(SynchronousTestCase):
         current.offer(self.message(bytes(9)))
         self.assertEqual(held, [])
         current.offer(self.message(b"x"))
-        self.assertEqual((held, current._queued_size), (["held"], 10))
+        self.assertEqual((held, current._backlog.stored_size), (["held"], 10))
         current.close()
         self.assertEqual(held, ["held", "free"])
 
@@ -790,15 +790,15 @@ class KeepingTests(SynchronousTestCase):
 
     def test_a_large_backlog_pauses_senders_too(self) -> None:
         self.patch(delivery, "WINDOW_SIZE", 10)
-        self.patch(delivery, "BACKLOG_SIZE", 20)
+        self.patch(backlog, "BACKLOG_SIZE", 20)
         current = Delivery(Session(1), self.session, self.store)
         current.start()
         self.assertTrue(current.offer(self.message(bytes(11))))
-        self.assertFalse(current._reaches_limit(1))
+        self.assertFalse(current._backlog.reaches_limit(1))
         self.assertTrue(current.offer(self.message(bytes(19))))
-        self.assertFalse(current._reaches_limit(1))
+        self.assertFalse(current._backlog.reaches_limit(1))
         self.assertTrue(current.offer(self.message(bytes(1))))
-        self.assertTrue(current._reaches_limit(1))
+        self.assertTrue(current._backlog.reaches_limit(1))
         self.assertTrue(current.offer(self.message(bytes(20))))
         self.assertFalse(current.offer(self.message(bytes(1))))
         self.assertEqual((current.size, self.session.got), (11 + delivery.OVERHEAD, [bytes(11)]))
@@ -818,16 +818,18 @@ class KeepingTests(SynchronousTestCase):
             (1, 0, 15, False, False),
             (1, 0, 16, True, False),
         ):
-            with mock.patch.object(delivery, "BACKLOG_SIZE", 16):
-                current._backlog = deque([self.message()] * waiting)
-                current._queued_count, current._backlog_size = behind, size
+            with mock.patch.object(backlog, "BACKLOG_SIZE", 16):
+                current._backlog.messages = deque([self.message()] * waiting)
+                current._backlog.stored_count, current._backlog.size = behind, size
                 self.assertEqual(
-                    (current._reaches_limit(1), not current._reaches_limit(2)), (held, let_go), (waiting, behind, size)
+                    (current._backlog.reaches_limit(1), not current._backlog.reaches_limit(2)),
+                    (held, let_go),
+                    (waiting, behind, size),
                 )
         for waiting, size, too_long in ((11, 31, False), (12, 0, True), (1, 32, True)):
-            with mock.patch.object(delivery, "BACKLOG_SIZE", 16):
-                current._backlog, current._backlog_size = deque([self.message()] * waiting), size
-                self.assertEqual(current._is_too_long, too_long, (waiting, size))
+            with mock.patch.object(backlog, "BACKLOG_SIZE", 16):
+                current._backlog.messages, current._backlog.size = deque([self.message()] * waiting), size
+                self.assertEqual(current._backlog.is_too_long, too_long, (waiting, size))
         for count, size, full in ((2, 9, False), (3, 0, True), (1, 10, True)):
             with mock.patch.multiple(delivery, WINDOW_MESSAGES=3, WINDOW_SIZE=10):
                 current._window, current._size = deque([self.message()] * count), size
@@ -1073,13 +1075,13 @@ class KeepingTests(SynchronousTestCase):
         told = self.hold()
         self.assertFalse(current.offer(self.message(bytes(10))))
         self.store.kept[99] = bytes(10)
-        self.assertEqual((current._queued_size, told), (130, ["held"]))
+        self.assertEqual((current._backlog.stored_size, told), (130, ["held"]))
         sizes = []
         for number in range(1, 15):
             current.confirmed(min(number, current.sent_count))
-            sizes.append(current._queued_size)
+            sizes.append(current._backlog.stored_size)
             self.assertEqual(told[1:], ["free"] if sizes[-1] < 50 else [], sizes)
-        self.assertEqual((current._queued_size, len(self.session.got)), (0, 14))
+        self.assertEqual((current._backlog.stored_size, len(self.session.got)), (0, 14))
 
 
 class FakeSocket:

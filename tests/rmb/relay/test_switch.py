@@ -16,7 +16,7 @@ from dmsg.rmb.envelope.wire import decode
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TwinNotFound
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import presence
-from dmsg.rmb.relay.delivery import BACKLOG_MESSAGES
+from dmsg.rmb.relay.backlog import BACKLOG_MESSAGES
 from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.inbound.accept import InboundAcceptor
 from dmsg.rmb.relay.limiter import FixedWindow
@@ -425,7 +425,7 @@ class WayTests(SwitchCase):
         """The receiver asked for them; a sender of requests is held."""
         a, wire_a = self.connect(A)
         b, _ = self.connect(B)
-        b.delivery._backlog_messages = 1
+        b.delivery._backlog._most_messages = 1
         self.send(a, B)
         b.delivery.stall()
         b.delivery.catching_up = True
