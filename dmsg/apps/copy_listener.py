@@ -25,6 +25,7 @@ from dmsg.apps.parcels.wire import MESSAGE_LIMIT, Messages, encode
 from dmsg.apps.partial_files import IS_BUSY
 from dmsg.apps.paths import path_inside
 from dmsg.apps.transfer import TransferError, TransferResult
+from dmsg.keys import PubKey
 
 LEFT_AFTER = 5.0
 """Seconds without a transport after which a sender's file may be received over another connection.  The sender was then
@@ -157,7 +158,7 @@ class CopyPeer(Protocol):
         self._path /= offer.things[0][0]
         self._claim(self._path)
         if self._intake is not None:
-            self._reservation = self._intake.reserve(parent, offer.things)
+            self._reservation = self._intake.reserve(parent, offer.things, self._peer_key())
 
     def _claim(self, path: Path) -> None:
         """Reserve a target for this connection until the connection ends.
@@ -193,8 +194,9 @@ class CopyPeer(Protocol):
         # The partial file must be unlocked now, because the newer connection opens it in this turn.
         self.connectionLost(Failure(ConnectionAborted()))
 
-    def _peer_key(self) -> object:
-        return None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
+    def _peer_key(self) -> PubKey | None:
+        key = None if self.transport is None else getattr(self.transport.getPeer(), "public_key", None)
+        return key if isinstance(key, PubKey) else None
 
     # --- both directions ---
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import shutil
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -178,24 +179,19 @@ def _measure(path: Path) -> tuple[int, float]:
     return size, changed
 
 
-def sweep_parts(root: Path, before: float, *, deep: bool, limit: int) -> dict[Path, int]:
-    """Remove the partial files in a directory that nobody has continued for long.  Blocks.
+def sweep_parts(paths: Iterable[Path], before: float) -> dict[Path, int]:
+    """Remove those of some partial files that nobody has continued for long.  Blocks.
 
     A partial file that a transfer is writing, or that belongs to another user, is left alone and not returned.
 
     :param before: time of the system's clock in seconds; a partial file whose last change is older is removed.
-    :param deep: whether to search directories below ``root``, too.
-    :param limit: maximum number of partial files to return.
-    :returns: bytes of each remaining partial file, by path.
+    :returns: bytes of each partial file, by path; 0 if the file was removed or is absent.
     """
     sizes: dict[Path, int] = {}
-    for directory, names, files in paced(os.walk(root)):
-        parts = [name for name in (*names, *files) if name.startswith(".") and name.endswith(PART_SUFFIX)]
-        names[:] = set(names).difference(parts) if deep else ()
-        for name in parts:
-            size = _sweep_part(Path(directory), name, before)
-            if size and len(sizes) < limit:
-                sizes[Path(directory, name)] = size
+    for path in paced(paths):
+        size = _sweep_part(path.parent, path.name, before)
+        if size or not os.path.lexists(path):
+            sizes[path] = size
     return sizes
 
 

@@ -136,7 +136,8 @@ max_total_option = click.option(
     type=click.IntRange(1),
     metavar="BYTES",
     help="With --listen: maximum bytes of all that peers leave here, complete or unfinished, while the command runs.  "
-    "Default with --anyone: 10 GB.",
+    "With --anyone, peers that are not in the address book get half of it together.  Default with --anyone: 10 GB; "
+    "with --allow: no limit.",
 )
 hidden_option = click.option(
     "--hidden", is_flag=True, help="Include files and directories whose names begin with a dot."

@@ -196,6 +196,13 @@ class AddressBook:
         """Return a name of ``key``, or None if the book has none."""
         return next((name for name, known in self._read().items() if known == key), None)
 
+    def has_key(self, key: PubKey) -> bool:
+        """Whether the book has a name of ``key``; false if the book cannot be read."""
+        try:
+            return self.name_of(key) is not None
+        except DmsgError:
+            return False
+
     def name_or_key(self, key: PubKey) -> str:
         """Return a name of ``key``, or the key as text if the book has none or cannot be read."""
         return self._name_or(key, key.text)

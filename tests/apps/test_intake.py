@@ -11,13 +11,26 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps import intake as module
 from dmsg.apps.copy_listener import CopyPeer
-from dmsg.apps.intake import ENTRY_COST, PART_LIFETIME, SWEEP_INTERVAL, Intake, IntakeFull, Reservation, intake_of
+from dmsg.apps.intake import (
+    CONTINUE_TIME,
+    ENTRY_COST,
+    PART_LIFETIME,
+    SWEEP_INTERVAL,
+    Intake,
+    IntakeFull,
+    Reservation,
+    intake_of,
+)
 from dmsg.apps.parcels.manifest import DIRECTORY, FILE
 from dmsg.apps.parcels.wire import encode
 from dmsg.apps.partial_files import hold_part, part_name, part_of
+from dmsg.filelock import lock_if_can
+from dmsg.keys import PubKey, SecKey
 
 NOW = 1_800_000_000.0
 """Time of the system's clock."""
+KNOWN = SecKey.from_seed(b"known").public
+STRANGER = SecKey.from_seed(b"stranger").public
 
 
 def file(name: str, size: int) -> tuple[str, str, int, int, int]:
@@ -31,13 +44,22 @@ class IntakeCase(SynchronousTestCase):
         self.root.mkdir()
         self.clock = Clock()
 
-    def intake(self, limit: int = 100_000, *, deep: bool = False) -> Intake:
-        made = Intake(self.clock, self.root, limit, deep=deep, wall_clock=lambda: NOW + self.clock.seconds())
+    def intake(self, limit: int = 100_000) -> Intake:
+        made = Intake(self.clock, limit, KNOWN.__eq__, wall_clock=lambda: NOW + self.clock.seconds())
         self.addCleanup(made.stop)
         return made
 
-    def reserve(self, intake: Intake, *things: tuple[str, str, int, int, int]) -> Reservation:
-        return intake.reserve(self.root, list(things))
+    def reserve(
+        self, intake: Intake, *things: tuple[str, str, int, int, int], sender: PubKey | None = KNOWN
+    ) -> Reservation:
+        return intake.reserve(self.root, list(things), sender)
+
+    def interrupt(self, intake: Intake, name: str, size: int, sender: PubKey | None = KNOWN) -> Path:
+        """Leave a partial file by an interrupted transfer."""
+        reservation = self.reserve(intake, file(name, size), sender=sender)
+        path = self.left(name, size, -self.clock.seconds())
+        self.successResultOf(intake.settle(reservation, None))
+        return path
 
     def left(self, name: str, size: int, age: float = 0.0) -> Path:
         """Create a partial file that an interrupted transfer has left."""
@@ -134,9 +156,11 @@ class LimitTests(IntakeCase):
         self.assertIn(", and 9 more since the last line", intake.refusal_line(full, "eve") or "")
 
     def test_only_strangers_have_a_limit_by_default(self) -> None:
-        self.assertIsNone(intake_of(self.clock, self.root, None, anyone=False))
-        self.assertIsNotNone(intake_of(self.clock, self.root, None, anyone=True))
-        self.assertIsNotNone(intake_of(self.clock, self.root, 5, anyone=False))
+        self.assertIsNone(intake_of(self.clock, None, KNOWN.__eq__, anyone=False))
+        self.assertIsNotNone(intake_of(self.clock, None, KNOWN.__eq__, anyone=True))
+        allowed = intake_of(self.clock, 50_000, KNOWN.__eq__, anyone=False)
+        assert allowed is not None
+        self.reserve(allowed, file("a", 40_000), sender=STRANGER)  # --allow names each of its peers.
 
     def test_a_listener_of_copies_tells_the_sender_why(self) -> None:
         intake = self.intake(50_000)
@@ -147,8 +171,81 @@ class LimitTests(IntakeCase):
         item = {"name": "film", "kind": FILE, "size": 60_000, "files": 1, "directories": 0}
         peer.dataReceived(encode(offer="files", things=[item], size=60_000, files=1))
         self.failureResultOf(peer.done, IntakeFull)
-        self.assertIn(b"from all its peers together", said.value())
+        self.assertIn(b"from all peers together that are not in its address book", said.value())
         self.assertEqual((intake.total, os.listdir(self.root)), (0, []))
+
+
+class StrangersTests(IntakeCase):
+    """Strangers use up only their own part of the limits."""
+
+    def test_known_peers_have_a_reserve(self) -> None:
+        intake = self.intake(200_000)
+        for number in range(3):
+            intake.settle(self.reserve(intake, file(f"s{number}", 25_000), sender=STRANGER), 25_000)
+        error = self.assertRaises(
+            IntakeFull, self.reserve, intake, file("more", 25_000), sender=SecKey.generate().public
+        )
+        self.assertIn("accepts 100.0 kB from all peers together that are not in its address book", str(error))
+        self.assertIn(" 12.7 kB of that are left", str(error))
+        self.assertRaises(IntakeFull, self.reserve, intake, file("more", 25_000), sender=None)
+        self.reserve(intake, file("k", 100_000))
+        self.assertRaises(IntakeFull, self.reserve, intake, file("more", 10_000), sender=STRANGER)
+        self.assertEqual(intake.of_strangers, 3 * (25_000 + ENTRY_COST))
+
+    def test_an_offer_that_is_never_sent_takes_nothing_from_known_peers(self) -> None:
+        intake = self.intake(200_000)
+        self.reserve(intake, file("endless", 95_000), sender=STRANGER)
+        self.reserve(intake, file("k", 95_000))
+
+    def test_unfinished_files_of_strangers_make_room(self) -> None:
+        """The oldest goes first, and only as many as needed."""
+        intake = self.intake(200_000)
+        first = self.interrupt(intake, "first", 30_000, STRANGER)
+        self.clock.advance(1)
+        second = self.interrupt(intake, "second", 30_000, STRANGER)
+        again = self.reserve(intake, file("third", 20_000), sender=STRANGER)
+        self.assertRaises(IntakeFull, self.reserve, intake, file("new", 30_000), sender=STRANGER)
+        self.clock.advance(CONTINUE_TIME)
+        # An offer that does not fit in any case removes nothing.
+        self.assertRaises(IntakeFull, self.reserve, intake, file("new", 90_000), sender=STRANGER)
+        self.assertTrue(first.exists())
+        self.reserve(intake, file("new", 30_000), sender=STRANGER)
+        self.assertEqual((first.exists(), second.exists()), (False, True))
+        self.assertEqual(intake.of_strangers, 84_000 + 3 * ENTRY_COST - 4_000)
+        self.clock.advance(1)
+        self.reserve(intake, file("k", 110_000))
+        self.assertFalse(second.exists())
+        self.successResultOf(intake.settle(again, None))
+
+    def test_files_of_known_peers_and_files_that_are_continued_stay(self) -> None:
+        intake = self.intake(200_000)
+        known = self.interrupt(intake, "known", 30_000)
+        continued = self.interrupt(intake, "continued", 30_000, STRANGER)
+        elsewhere = self.interrupt(intake, "elsewhere", 30_000, STRANGER)
+        self.clock.advance(CONTINUE_TIME + 1)
+        self.reserve(intake, file("continued", 40_000), sender=STRANGER)
+        with elsewhere.open("r+b") as file_of_other_program:
+            self.assertTrue(lock_if_can(file_of_other_program.fileno()))
+            before = intake.total
+            self.reserve(intake, file("big", 90_000))
+            self.assertEqual(intake.total, before + 90_000 + ENTRY_COST, "the locked file still counts")
+        self.assertTrue(known.exists() and continued.exists() and elsewhere.exists())
+        self.assertRaises(IntakeFull, self.reserve, intake, file("bigger", 150_000))
+
+    def test_unfinished_files_in_number(self) -> None:
+        self.patch(module, "PARTS_LIMIT", 4)
+        intake = self.intake()
+        for name in "ab":
+            self.interrupt(intake, name, 1, STRANGER)
+        error = self.assertRaises(IntakeFull, self.reserve, intake, file("c", 1), sender=STRANGER)
+        self.assertIn("this side has 2 unfinished files from all peers together that are not", str(error))
+        for name in "kl":
+            self.reserve(intake, file(name, 1))
+        self.assertRaises(IntakeFull, self.reserve, intake, file("m", 1))
+        self.clock.advance(CONTINUE_TIME + 1)
+        self.reserve(intake, file("c", 1), sender=STRANGER)
+        self.reserve(intake, file("m", 1))
+        self.assertEqual(os.listdir(self.root), [])
 
 
 class SweepTests(IntakeCase):
@@ -156,55 +253,60 @@ class SweepTests(IntakeCase):
 
     def test_old_ones_are_removed_and_others_count(self) -> None:
         day = 86400.0
-        old, young = self.left("old", 10_000, 8 * day), self.left("young", 10_000, 6 * day)
+        mine = self.left("mine", 10_000, 30 * day)
+        intake = self.intake()
+        intake.start()
+        self.clock.pump([SWEEP_INTERVAL])
+        self.assertEqual(intake.total, 0, "nobody has left it while the command runs")
+        old = self.interrupt(intake, "old", 10_000)
+        reservation = self.reserve(intake, ("tree", DIRECTORY, 5_000, 1, 1))
         tree = self.root / part_name("tree")
         (tree / "below").mkdir(parents=True)
         (tree / "below" / "film").write_bytes(bytes(5_000))
-        intake = self.intake()
-        for path, age in ((tree / "below" / "film", 1 * day), (tree / "below", 9 * day), (tree, 9 * day)):
+        for path, age in ((tree / "below" / "film", -2 * day), (tree / "below", 9 * day), (tree, 9 * day)):
             os.utime(path, (NOW - age, NOW - age))
+        self.successResultOf(intake.settle(reservation, None))
         (self.root / "film").write_bytes(b"complete")
         os.utime(self.root / "film", (0, 0))
-        self.successResultOf(intake.start())
-        self.assertFalse(old.exists())
-        self.assertTrue(young.exists() and tree.exists())
         self.assertGreater(intake.total, 15_000)
-        self.clock.advance(2 * day)
-        self.clock.pump([SWEEP_INTERVAL])
-        self.assertFalse(young.exists())
+        self.clock.advance(6 * day)
+        self.assertTrue(old.exists())
+        self.clock.advance(1 * day + SWEEP_INTERVAL)
+        self.assertFalse(old.exists())
         self.assertTrue(tree.exists(), "a file in it was written later")
-        self.clock.advance(PART_LIFETIME)
+        self.clock.advance(2 * day)
         self.assertFalse(tree.exists())
-        self.assertEqual((intake.total, os.listdir(self.root)), (0, ["film"]))
+        self.assertTrue(mine.exists())
+        self.assertEqual((intake.total, sorted(os.listdir(self.root))), (0, [mine.name, "film"]))
 
     def test_a_file_that_is_being_written_stays(self) -> None:
+        intake = self.intake()
+        intake.start()
+        path = self.interrupt(intake, "film", 10_000)
         at = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         self.addCleanup(os.close, at)
         held = hold_part("film", at)
-        path = self.left("film", 10_000, 30 * 86400.0)
-        intake = self.intake()
-        self.successResultOf(intake.start())
+        self.clock.advance(PART_LIFETIME + SWEEP_INTERVAL)
         self.assertTrue(path.exists())
-        self.assertEqual(intake.total, 0, "its transfer has a reservation")
         held.release()
         self.clock.advance(SWEEP_INTERVAL)
         self.assertFalse(path.exists())
 
-    def test_directories_below_are_searched_only_for_copies(self) -> None:
-        path = self.left("below/film", 10_000)
-        for deep in (False, True):
-            intake = self.intake(deep=deep)
-            self.successResultOf(intake.start())
-            self.assertEqual(intake.total, (10_000 + ENTRY_COST) * deep)
-        path.unlink()
+    def test_a_file_that_the_user_has_removed_does_not_count(self) -> None:
+        intake = self.intake()
+        intake.start()
+        self.interrupt(intake, "film", 10_000).unlink()
         self.clock.advance(SWEEP_INTERVAL)
-        self.assertEqual(intake.total, 0, "the user has removed the file")
+        self.assertEqual(intake.total, 0)
 
     def test_a_link_is_not_followed(self) -> None:
         elsewhere = Path(self.mktemp()).absolute()
         elsewhere.mkdir()
         (elsewhere / "mine").write_bytes(b"mine")
         os.utime(elsewhere, (0, 0))
+        intake = self.intake()
+        intake.start()
+        self.interrupt(intake, "film", 10_000).unlink()
         (self.root / part_name("film")).symlink_to(elsewhere)
-        self.successResultOf(self.intake(deep=True).start())
+        self.clock.advance(PART_LIFETIME + SWEEP_INTERVAL)
         self.assertEqual(os.listdir(elsewhere), ["mine"])

@@ -12,6 +12,7 @@ from typing import Any
 from tests.cli.files.test_send_by_code import CodeCase
 from tests.cli.test_agent import AgentCase
 from tests.cli.test_commands import Command
+from tests.cli.test_tools import ToolCase
 from tests.support import asynchronous
 
 OPEN = "dmsg: open to anyone who knows the key; --allow NAME to restrict"
@@ -250,3 +251,36 @@ class ReceiveTests(CodeCase):
         await self.ends(receiver, 0, "received inbox/film")
         self.assertRegex((receiver.out + receiver.err).decode(), f"{last}\a?\r\n")
         await self.ends(sender, 0)
+
+
+class IntakeTests(ToolCase):
+    """Listeners for anyone, whose limit a stranger tries to use up."""
+
+    @asynchronous
+    async def test_strangers_leave_room_for_people_of_the_address_book(self) -> None:
+        await self.network()
+        for name in ("one", "two"):
+            (self.directory / name).write_bytes(os.urandom(400_000))
+        for number, (listen, into) in enumerate(
+            ((("receive", "--listen", "--dir"), ("send", "")), (("cp", "--writable", "--listen"), ("cp", ":")))
+        ):
+            inbox = f"inbox{number}"
+            (self.directory / inbox).mkdir()
+            options = ("--anyone", "--max-total", "1000000", "-k", f"{number}.key", "--create")
+            listening = self.tool(*listen, inbox, *options)
+            key = (await self.said(listening, r" (?:at|is at) ([a-z2-7]{50,})"))[1]
+
+            async def send(
+                name: str, *key_file: str, command: str = into[0], to: str = key + into[1]
+            ) -> tuple[int, str]:
+                status, _, err = await self.run_command(
+                    command, name, to, "--min-servers=1", *key_file, **self.environment
+                )
+                return status, err
+
+            self.assertEqual((await send("one"))[0], 0)
+            status, err = await send("two")
+            self.assertNotEqual(status, 0)
+            self.assertIn("accepts 500.0 kB from all peers together that are not in its address book", err)
+            self.assertEqual((await send("two", "-k", "alice.key"))[0], 0)
+            self.assertEqual(sorted(os.listdir(self.directory / inbox)), ["one", "two"])

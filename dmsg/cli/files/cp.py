@@ -98,6 +98,7 @@ def cp(
     from dmsg.cli.client_run import listening_at, run, serve_until_interrupted, with_client
     from dmsg.cli.files.cp_run import CopyFactory, copy_one, jobs_of
     from dmsg.cli.files.staging import stage, stage_of
+    from dmsg.clients.address_book import AddressBook
 
     if (directory is None) == (target is None):
         raise click.UsageError("either SOURCE... TARGET or --listen DIRECTORY is needed")
@@ -111,7 +112,7 @@ def cp(
         async def listen(client: Client) -> None:
             assert directory is not None
             busy: dict[Path, CopyPeer] = {}
-            intake = intake_of(reactor, directory, max_total, anyone=anyone, deep=True) if writable else None
+            intake = intake_of(reactor, max_total, AddressBook().has_key, anyone=anyone) if writable else None
 
             def make() -> CopyPeer:
                 return CopyPeer(

@@ -72,7 +72,7 @@ async def receive_at_key(
     with transfer_progress() as progress:
         factory = _Inbox(progress, access, directory, overwrite, hidden, max_size, intake, ended)
         if intake is not None:
-            await intake.start()
+            intake.start()
         offers = f"receives files into {directory.absolute()}"
         port = await listening_at(client, factory, access=access, offers=offers)
         key = str(client.public_key)
@@ -166,7 +166,7 @@ class _IncomingTransfer:
         if offer.kind == "files":
             if self._intake is not None:
                 try:
-                    self._reservation = self._intake.reserve(self._directory.resolve(), offer.things)
+                    self._reservation = self._intake.reserve(self._directory.resolve(), offer.things, self._sender)
                 except IntakeFull as error:
                     self._refusal = error
                     return str(error)

@@ -376,7 +376,7 @@ def receive(
                     overwrite=overwrite,
                     hidden=hidden,
                     max_size=max_size,
-                    intake=intake_of(reactor, directory, max_total, anyone=anyone),
+                    intake=intake_of(reactor, max_total, AddressBook().has_key, anyone=anyone),
                     once=once,
                 )
 
