@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Any
 
@@ -16,7 +15,6 @@ from dmsg.cli.client_run import ONLINE_TIMEOUT
 from dmsg.discovery.entries.entry import VERSION, Entry, ServerMeta
 from dmsg.discovery.entries.recognition import VERSION_1
 from dmsg.discovery.lookup.lookup import Lookup
-from dmsg.errors import DiscoveryError
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_tools import ToolCase
 from tests.discovery.entries.test_recognition import NOBODY, Elsewhere
@@ -67,15 +65,6 @@ class DoctorTests(ToolCase):
             if one["verdict"] == "wrong":
                 self.assertTrue(one.get("advice"), one)
         return status, found
-
-    async def until_listed(self, servers: int) -> None:
-        """Wait until discovery has asked so many servers at their addresses."""
-        lookup = Lookup(reactor, self.url)
-        self.addCleanup(lookup.close)
-        while True:
-            with contextlib.suppress(DiscoveryError):
-                if len(await lookup.available_servers()) >= servers:
-                    return
 
     def verdicts(self, found: dict[str, dict[str, Any]]) -> dict[str, str]:
         return {check: one["verdict"] for check, one in found.items()}
