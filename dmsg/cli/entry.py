@@ -17,5 +17,7 @@ def entry() -> None:
     try:
         run()
     except SystemExit as end:
-        end_process(end.code)
+        # The command is over, so Ctrl-C may end the process at once here, too.
+        with loading():
+            end_process(end.code)
         raise

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class Loading:
-    """Context manager within which Ctrl-C ends the process at once.  Use it only around imports.
+    """Context manager within which Ctrl-C ends the process at once.  Use it only around imports, and at the end of the
+    process.
 
     If SIGINT is ignored, it stays ignored: a shell lets the programs that it starts in the background ignore Ctrl-C.
     """

@@ -62,6 +62,13 @@ class LoadingTests(SynchronousTestCase):
             self.assertEqual((out, err.strip()), ("", ""), name)
             self.assertIn(status, (-signal.SIGINT, 130), name)
 
+    def test_ctrl_c_prints_nothing_at_the_end(self) -> None:
+        """The command has printed its result, and waits for threads or collects garbage."""
+        at_end = "import atexit; atexit.register(os.kill, os.getpid(), signal.SIGINT); "
+        code, *arguments = COMMAND
+        result = run((at_end + code, *arguments), "none")
+        self.assertEqual(result, (-signal.SIGINT, "config.toml\n", ""))
+
     def test_ctrl_c_ends_an_entity(self) -> None:
         """Ctrl-C also works while an imported module ignores errors."""
         for name in ("dmsg.tap.discovery", "dmsg.tap.running", "dmsg.discovery.service.settings", "klein"):
