@@ -16,7 +16,7 @@ from tests.mutation.mutants import ROOT, Mutant, difference, sample
 from tests.mutation.running import SURVIVED, Runner, fork, wait
 
 _RMB_RELAY = [
-    *("backlog", "delivery", "limiter", "mail", "presence", "rules", "switch"),
+    *("backlog", "deliveries", "delivery", "limiter", "mail", "presence", "rules", "switch"),
     *("federation/batch", "federation/offers", "federation/slots", "federation/unverified"),
     *("queue/interface", "queue/removals", "queue/reserve", "queue/sqlite"),
 ]

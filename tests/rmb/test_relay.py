@@ -18,7 +18,7 @@ from dmsg.net.web.guard import WHOLE_WITHIN, GuardReason
 from dmsg.net.websocket import frames
 from dmsg.rmb.envelope import wire
 from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TokenError
-from dmsg.rmb.relay import delivery, lookups, periodic, site, switch
+from dmsg.rmb.relay import deliveries, delivery, lookups, periodic, site, switch
 from dmsg.rmb.relay.metrics import RelayMetrics
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.twins import token
@@ -325,10 +325,10 @@ class DurableTests(PairCase):
         await self.until(lambda: len(b.raw) == 3000)
         a.socket.ping(b"settled?")
         await a.pongs.get()
-        self.assertLess(self.reactor.seconds() - began, switch.MAX_PING_DELAY)
+        self.assertLess(self.reactor.seconds() - began, deliveries.MAX_PING_DELAY)
         await self.until(lambda: not len(self.one.switch.sessions[b.session].delivery))
         passed = self.reactor.seconds() - began
-        self.assertLessEqual(len(b.pings), passed / switch.PING_DELAY + 2)
+        self.assertLessEqual(len(b.pings), passed / deliveries.PING_DELAY + 2)
         before = len(b.pings)
         await self.pause(0.3)
         self.assertEqual(before, len(b.pings))

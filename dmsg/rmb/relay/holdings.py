@@ -37,7 +37,7 @@ class SessionHoldings(MemoryWatch[RelaySession]):
     def _holdings(self) -> Iterator[Holding]:
         self.next_check()
         switch = self._switch
-        for delivery in list(switch.waiting):
+        for delivery in list(switch.deliveries.waiting):
             session = switch.sessions.get(delivery.session)
             # A newer connection has replaced this one. Ending the newer connection would not free this memory.
             if session is None or session.delivery is not delivery:

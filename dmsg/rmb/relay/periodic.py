@@ -65,7 +65,7 @@ class PeriodicChecks:
         if not (paused := self._pauses.measure()):
             return
         switch = self._switch
-        for delivery in switch.waiting:
+        for delivery in switch.deliveries.waiting:
             if delivery.since is not None:
                 delivery.since += paused
         for session in switch.sessions.values():
@@ -78,9 +78,9 @@ class PeriodicChecks:
         """Store messages whose confirmations take long, and end sessions that confirm nothing."""
         switch, now = self._switch, self._clock.seconds()
         # The loop uses a copy, because ending a session changes the table.
-        for delivery in list(switch.waiting):
+        for delivery in list(switch.deliveries.waiting):
             if not len(delivery):
-                del switch.waiting[delivery]
+                del switch.deliveries.waiting[delivery]
                 continue
             delivery.check()
             if delivery.since is not None and now - delivery.since >= SPILL_AFTER:

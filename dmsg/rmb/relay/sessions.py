@@ -26,7 +26,7 @@ MAX_UNWATCHED_SIZE = 64 * 1024
 message is in ``growing``."""
 
 
-class SessionHost(Store[Delivery], Protocol):
+class SessionHost(Protocol):
     """Interface of the relay for its sessions.
 
     :ivar durable: whether messages are stored before delivery if they come from a session that never repeats an
@@ -46,6 +46,10 @@ class SessionHost(Store[Delivery], Protocol):
     unfinished: int
     growing: dict[RelaySession, None]
     parked: dict[RelaySession, None]
+
+    @property
+    def deliveries(self) -> Store[Delivery]:
+        """Timers and stored queue for deliveries."""
 
     def call_next_turn(self, call: Callable[[], None]) -> None:
         """Call a function in the next reactor turn."""
@@ -98,7 +102,7 @@ class RelaySession:
         self.session = session
         self.socket: Socket | None = None
         self.ledger = Ledger(self._answer_ping, self._end_for_loss)
-        self.delivery = Delivery(session, self, switch, switch.backlog_messages, switch.backlog_size)
+        self.delivery = Delivery(session, self, switch.deliveries, switch.backlog_messages, switch.backlog_size)
         self.buffer = SessionBuffer(
             self._receive,
             self.ledger.ping,

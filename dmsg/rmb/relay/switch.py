@@ -17,7 +17,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -30,7 +29,7 @@ from dmsg.rmb.envelope.wire import decode, to_pong
 from dmsg.rmb.errors import Drop, EnvelopeError, QueueUnavailable
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay.backlog import BACKLOG_MESSAGES
-from dmsg.rmb.relay.delivery import Delivery
+from dmsg.rmb.relay.deliveries import Deliveries
 from dmsg.rmb.relay.federation.attempts import AttemptOutcome
 from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.limit_log import LimitLog
@@ -45,16 +44,6 @@ from dmsg.rmb.socket.websocket import BAD_DATA, GOING_AWAY, TOO_MUCH, TRY_LATER
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 
-PING_DELAY = 0.05
-"""Seconds by which a ping that asks for confirmation is delayed. Only pings to clients of the reference implementation
-are delayed, because these clients log an error for each ping."""
-MAX_PING_DELAY = 1.0
-"""Maximum delay in seconds of a ping that asks a client of the reference implementation for confirmation. The ping is
-delayed repeatedly by ``PING_DELAY`` as long as few messages to the client are unconfirmed."""
-WRITE_CHECK_DELAY, MAX_WRITE_CHECK_DELAY = 0.02, 0.32
-"""Seconds between the first and the second check whether all messages of a session were written to its connection, and
-maximum seconds between two checks. The pause doubles with each check.
-"""
 MAX_UNFINISHED = 256 * 1024 * 1024
 """Maximum bytes of all incomplete messages. Above it, the sessions with the largest ones are ended."""
 FRAGMENT_RATE, FRAGMENT_BURST = 1000.0, 10_000.0
@@ -95,8 +84,6 @@ class Switch:
         """
         self.durable = durable
         self._max_unfinished = max_unfinished
-        self._to_ping: dict[Delivery, float] = {}
-        self._to_check: list[tuple[Delivery, float]] = []
         self.limited = LimitLog(clock)
         self._fragments = RateLimit(FRAGMENT_RATE, FRAGMENT_BURST)
         self._clock = clock
@@ -104,13 +91,12 @@ class Switch:
         self.registry = registry
         self.queue = queue
         self.now = wall_clock
+        self.deliveries = Deliveries(clock, queue, wall_clock, self.answer_expired)
         self.presence = Presence(clock)
         self.sessions = self.presence.sessions
         self.counters: Counter[str] = Counter()
         self.evictions: Counter[str] = Counter()
         self.dropped_oldest = 0
-        self.waiting: dict[Delivery, None] = {}
-        """Deliveries with messages in their window or backlog. Deliveries that have become empty are removed later."""
         self.parked: dict[RelaySession, None] = {}
         """Sessions whose messages were buffered while they were paused. ``SessionHoldings`` removes those that have
         none left."""
@@ -146,7 +132,7 @@ class Switch:
         session.is_lost = True
         if self.presence.remove(session):
             self.queue.note_absent(str(session.session))
-        self.waiting.pop(session.delivery, None)
+        self.deliveries.waiting.pop(session.delivery, None)
         self.lookups.forget_lost(session)
         self.unfinished -= session.unfinished
         session.unfinished = 0
@@ -155,57 +141,6 @@ class Switch:
         self.parked.pop(session, None)
         for message in session.delivery.close():
             call_isolated(partial(self._enqueue, session.session, message, answers=False))
-
-    def mark_busy(self, delivery: Delivery) -> None:
-        """Record that a delivery is waiting for a confirmation.
-
-        Part of the interface :class:`~dmsg.rmb.relay.ports.Store`.
-        """
-        if delivery.since is None:
-            delivery.since = self._clock.seconds()
-        self.waiting[delivery] = None
-
-    def ping_later(self, delivery: Delivery) -> None:
-        """Send a ping after the messages of a delivery, within ``PING_DELAY`` seconds, or within ``MAX_PING_DELAY``
-        seconds while few messages are unconfirmed. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
-        if not self._to_ping:
-            self._clock.callLater(PING_DELAY, self._request_confirmations)
-        self._to_ping[delivery] = self._clock.seconds()
-
-    def _request_confirmations(self) -> None:
-        waiting, self._to_ping = self._to_ping, {}
-        now = self._clock.seconds()
-        for delivery, since in waiting.items():
-            if delivery.has_few_unconfirmed and now - since < MAX_PING_DELAY and not delivery.closed:
-                self._to_ping[delivery] = since
-            else:
-                delivery.request_confirmation()
-        if self._to_ping:
-            self._clock.callLater(PING_DELAY, self._request_confirmations)
-
-    def count_delivered_later(self, delivery: Delivery, wait: float = WRITE_CHECK_DELAY) -> None:
-        """Call :meth:`~dmsg.rmb.relay.delivery.Delivery.count_delivered` after this reactor turn, at whose end the sent
-        messages are written. Repeat the call, with growing pauses, until it returns True.
-
-        Part of the interface :class:`~dmsg.rmb.relay.ports.Store`.
-
-        :param wait: seconds before the first repetition. The pauses limit the cost: a call takes up to 0.15 ms, and
-            there may be many sessions that read nothing.
-        """
-        if not self._to_check:
-            self._clock.callLater(0, self._check_delivered)
-        self._to_check.append((delivery, wait))
-
-    def _check_delivered(self) -> None:
-        waiting, self._to_check = self._to_check, []
-        for delivery, wait in waiting:
-            if not delivery.count_delivered():
-                self._clock.callLater(wait, self.count_delivered_later, delivery, min(2 * wait, MAX_WRITE_CHECK_DELAY))
-
-    def note_waiting(self, delivery: Delivery) -> None:
-        """Record that a delivery has messages in its backlog, which is its queue in memory. Part of the interface
-        :class:`~dmsg.rmb.relay.ports.Store`."""
-        self.waiting[delivery] = None
 
     def call_next_turn(self, call: Callable[[], None]) -> None:
         """Call a function in the next reactor turn."""
@@ -471,34 +406,6 @@ class Switch:
             mail.settle()
         else:
             mail.lose()
-
-    def keep(self, session: Session, message: Message) -> Deferred[QueueId]:
-        """Append a message to a session's queue. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
-        return self.queue.append(str(session), message.data, message.until, message.sender)
-
-    def read(self, session: Session, after: QueueId | None) -> Deferred[list[QueuedMessage]]:
-        """Return the oldest messages in a session's queue whose ids are above ``after``. Part of the interface
-        :class:`~dmsg.rmb.relay.ports.Store`."""
-        return self.queue.read(str(session), after)
-
-    def remove(self, session: Session, ids: list[QueueId]) -> None:
-        """Delete messages from a session's queue. Part of the interface :class:`~dmsg.rmb.relay.ports.Store`."""
-        self.queue.remove(str(session), ids)
-
-    def life_end(self, queued: QueuedMessage) -> float | None:
-        """Return the time at which a message expires. If it has expired, notify its sender and return None.
-
-        Part of the interface :class:`~dmsg.rmb.relay.ports.Store`.
-        """
-        try:
-            header = Header.read(queued.data)
-        except EnvelopeError:
-            return None
-        now = self.now()
-        if header.is_over(now) and header.kind != "pong":
-            self.answer_expired(queued.data)
-            return None
-        return header.until(now)
 
     def dropped(self, session: str, number: int) -> None:
         """Count messages that were evicted from a full queue. Part of the interface

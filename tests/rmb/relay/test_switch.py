@@ -17,6 +17,7 @@ from dmsg.rmb.errors import Drop, QueueUnavailable, RegistryUnavailable, TwinNot
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.relay import presence
 from dmsg.rmb.relay.backlog import BACKLOG_MESSAGES
+from dmsg.rmb.relay.deliveries import MAX_PING_DELAY, PING_DELAY, WRITE_CHECK_DELAY
 from dmsg.rmb.relay.federation.forward import FULL, Federation
 from dmsg.rmb.relay.inbound.accept import InboundAcceptor
 from dmsg.rmb.relay.limiter import FixedWindow
@@ -28,7 +29,7 @@ from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rules import MessageRefused, Rules
 from dmsg.rmb.relay.sessions import MAX_UNWATCHED_SIZE, RelaySession
-from dmsg.rmb.relay.switch import FRAGMENT_BURST, MAX_PING_DELAY, PING_DELAY, WRITE_CHECK_DELAY, Switch
+from dmsg.rmb.relay.switch import FRAGMENT_BURST, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
 from tests.net.test_own_pauses import let_pause
@@ -520,7 +521,7 @@ class ExpiredTests(SwitchCase):
     def test_bytes_that_are_no_envelope_are_dropped(self) -> None:
         self.switch.answer_expired(b"\xff")
         self.assertEqual(self.drops(), {Drop.EXPIRED: 1})
-        self.assertIsNone(self.switch.life_end(QueuedMessage(1, b"\xff")))
+        self.assertIsNone(self.switch.deliveries.life_end(QueuedMessage(1, b"\xff")))
 
     def test_only_pongs_are_delivered_after_their_life(self) -> None:
         """A peer that was away learns by them that its ping arrived."""
@@ -528,7 +529,7 @@ class ExpiredTests(SwitchCase):
             envelope = self.envelope(A, B)
             envelope.timestamp -= 100
             getattr(envelope, kind).SetInParent()
-            until = self.switch.life_end(QueuedMessage(1, envelope.SerializeToString()))
+            until = self.switch.deliveries.life_end(QueuedMessage(1, envelope.SerializeToString()))
             self.assertIs(until is not None, delivered, kind)
 
 
@@ -566,7 +567,7 @@ class PingLaterTests(SwitchCase):
         closed, becomes_many = _Lazy(self.clock, closed=True), _Lazy(self.clock)
         began = self.clock.seconds()
         for delivery in (few, many, closed, becomes_many):
-            self.switch.ping_later(cast(Any, delivery))
+            self.switch.deliveries.ping_later(cast(Any, delivery))
         for _ in range(4 * int(MAX_PING_DELAY / PING_DELAY)):
             if self.clock.seconds() - began > MAX_PING_DELAY / 2:
                 becomes_many.has_few_unconfirmed = False
@@ -624,7 +625,7 @@ class CountDeliveredLaterTests(SwitchCase):
                 return not self.unread
 
         delivery = Unread()
-        self.switch.count_delivered_later(cast(Any, delivery))
+        self.switch.deliveries.count_delivered_later(cast(Any, delivery))
         self.clock.advance(0)
         self.assertEqual(delivery.looks, 1)
         self.clock.pump([WRITE_CHECK_DELAY] * 8)
@@ -638,7 +639,7 @@ class CountDeliveredLaterTests(SwitchCase):
         self.assertEqual(delivery.looks, looks)
         # Messages that are sent after the pause are checked soon again.
         delivery.unread = True
-        self.switch.count_delivered_later(cast(Any, delivery))
+        self.switch.deliveries.count_delivered_later(cast(Any, delivery))
         self.clock.pump([WRITE_CHECK_DELAY] * 2)
         self.assertGreaterEqual(delivery.looks, looks + 2)
 
