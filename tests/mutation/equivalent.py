@@ -123,8 +123,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ): "only the growth of the number matters",
     (
         f"{_RMB}/relay/delivery.py",
-        "if self._backlog and not self.catching_up:",
-        "if self._backlog or not self.catching_up:",
+        "if self._backlog.messages and not self.catching_up:",
+        "if self._backlog.messages or not self.catching_up:",
     ): "the call does nothing then",
     (f"{_RMB}/relay/federation/batch.py", "while at < len(body):", "while at != len(body):"): _AT_MOST,
     (f"{_RMB}/relay/federation/batch.py", "if len(found) >= MAX_BATCH:", "if len(found) == MAX_BATCH:"): _AT_MOST,

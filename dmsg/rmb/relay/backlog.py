@@ -44,7 +44,7 @@ class Backlog:
 
     def __init__(self, messages: int, size: int | None) -> None:
         self._most_messages = messages
-        self._most_size = size
+        self._most_size = BACKLOG_SIZE if size is None else min(BACKLOG_SIZE, size)
         self.messages: deque[Message] = deque()
         self.size = 0
         self.stored_count = self.stored_size = 0
@@ -53,9 +53,6 @@ class Backlog:
         self._marks = (0, 0)
         self._paused: dict[SessionBuffer, None] = {}
         """Buffers of the paused senders."""
-
-    def __len__(self) -> int:
-        return len(self.messages)
 
     # --- messages ---
 
@@ -111,8 +108,7 @@ class Backlog:
         :param part: divisor of the limit; 1 for the limit itself.
         """
         waiting, size = len(self.messages) + self.stored_count, self.size + self.stored_size
-        most = BACKLOG_SIZE if self._most_size is None else min(BACKLOG_SIZE, self._most_size)
-        return waiting * part >= self._most_messages or size * part >= most
+        return waiting * part >= self._most_messages or size * part >= self._most_size
 
     @property
     def is_too_long(self) -> bool:

@@ -128,7 +128,7 @@ class Delivery:
         """Time, by the relay's clock, since when a confirmation has been expected; None if none is expected."""
 
     def __len__(self) -> int:
-        return len(self._window) + len(self._backlog)
+        return len(self._window) + len(self._backlog.messages)
 
     @property
     def sent_count(self) -> int:
@@ -159,7 +159,7 @@ class Delivery:
     def offer(self, message: Message) -> bool:
         """Accept a message into the window or the backlog. Return False if the caller must store it in the queue
         instead."""
-        if not (self._backlog or self.catching_up or self._is_full):
+        if not (self._backlog.messages or self.catching_up or self._is_full):
             self._send(message)
             return True
         if self.stalled or self._backlog.is_too_long or message.durable:
@@ -170,7 +170,7 @@ class Delivery:
             self.catching_up = True
             self._read_again = True
             return False
-        if not self._backlog:
+        if not self._backlog.messages:
             self._store.note_waiting(self)
         self._backlog.append(message)
         self._backlog.pause_sender_if_full(message, pauses_answers=not self.stalled)
@@ -184,7 +184,7 @@ class Delivery:
     def _advance_backlog(self) -> None:
         """Move messages from the backlog into the window, if the stored queue contains no older messages."""
         backlog = self._backlog
-        while backlog and not (self.catching_up or self._is_full):
+        while backlog.messages and not (self.catching_up or self._is_full):
             self._send(backlog.take())
         backlog.resume_senders_if_roomy()
 
@@ -207,7 +207,7 @@ class Delivery:
         """Move all messages to the stored queue: the unconfirmed ones of the window first, then those in the
         backlog."""
         self.spill()
-        if not self._backlog:
+        if not self._backlog.messages:
             return
         waiting = self._backlog.take_all()
         self.catching_up = True
@@ -339,7 +339,7 @@ class Delivery:
             removed.append(message)
         self._remove(removed)
         self._barrier = False
-        if self._backlog and not self.catching_up:
+        if self._backlog.messages and not self.catching_up:
             self._advance_backlog()
         if self._window:
             self._ping()

@@ -255,7 +255,7 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(current._size, sum(sizes))
         self.assertEqual(current._backlog.size, sum(len(message.data) for message in current._backlog.messages))
         self.assertEqual(current.size, current._size + current._backlog.size + delivery.OVERHEAD * len(current))
-        self.assertEqual(len(current), len(sizes) + len(current._backlog))
+        self.assertEqual(len(current), len(sizes) + len(current._backlog.messages))
         # All messages of one read are sent together, here at most five.
         self.assertLessEqual(len(sizes), delivery.WINDOW_MESSAGES + 4)
         self.assertLessEqual(sum(sizes[:-5]), delivery.WINDOW_SIZE)
@@ -718,9 +718,9 @@ class KeepingTests(SynchronousTestCase):
         self.assertEqual(held, ["held"])
         for number in (1, 2):
             self.current.confirmed(number)
-        self.assertEqual((len(self.current._backlog), held), (2, ["held"]))
+        self.assertEqual((len(self.current._backlog.messages), held), (2, ["held"]))
         self.current.confirmed(3)
-        self.assertEqual((len(self.current._backlog), held), (1, ["held", "free"]))
+        self.assertEqual((len(self.current._backlog.messages), held), (1, ["held", "free"]))
 
     def test_senders_of_stored_messages_are_held(self) -> None:
         """The bytes in the queue count."""
@@ -805,7 +805,8 @@ class KeepingTests(SynchronousTestCase):
 
     def test_how_many_wait_before_senders_are_held(self) -> None:
         """The backlog and what is behind it in the queue."""
-        current = Delivery(Session(1), self.session, self.store, 6)
+        with mock.patch.object(backlog, "BACKLOG_SIZE", 16):
+            current = Delivery(Session(1), self.session, self.store, 6)
         for waiting, behind, size, held, let_go in (
             (5, 0, 0, False, False),
             (6, 0, 0, True, False),
@@ -818,14 +819,13 @@ class KeepingTests(SynchronousTestCase):
             (1, 0, 15, False, False),
             (1, 0, 16, True, False),
         ):
-            with mock.patch.object(backlog, "BACKLOG_SIZE", 16):
-                current._backlog.messages = deque([self.message()] * waiting)
-                current._backlog.stored_count, current._backlog.size = behind, size
-                self.assertEqual(
-                    (current._backlog.reaches_limit(1), not current._backlog.reaches_limit(2)),
-                    (held, let_go),
-                    (waiting, behind, size),
-                )
+            current._backlog.messages = deque([self.message()] * waiting)
+            current._backlog.stored_count, current._backlog.size = behind, size
+            self.assertEqual(
+                (current._backlog.reaches_limit(1), not current._backlog.reaches_limit(2)),
+                (held, let_go),
+                (waiting, behind, size),
+            )
         for waiting, size, too_long in ((11, 31, False), (12, 0, True), (1, 32, True)):
             with mock.patch.object(backlog, "BACKLOG_SIZE", 16):
                 current._backlog.messages, current._backlog.size = deque([self.message()] * waiting), size
