@@ -332,5 +332,5 @@ class ReceiverProgram(Program):
                 os.close(part._descriptor)  # noqa: SLF001
                 part._descriptor = None  # noqa: SLF001
         self.disk.release()
-        if self._parcel is not None and self._parcel._file is not None:  # noqa: SLF001
-            self._parcel._file.close()  # noqa: SLF001
+        if self._parcel is not None:
+            self._parcel._contents.close()  # noqa: SLF001

@@ -246,6 +246,7 @@ _PAKE = "dmsg.apps.codes.pake"
 _CODE_STREAM = "dmsg.apps.codes.stream"
 _SENDER = "dmsg.apps.parcels.sender"
 _RECEIVER = "dmsg.apps.parcels.receiver"
+_CONTENTS = "dmsg.apps.parcels.contents"
 _DESTINATION = "dmsg.apps.parcels.destination"
 _SOURCES = "dmsg.apps.parcels.walk"
 
@@ -326,16 +327,16 @@ OF_CODES: dict[str, tuple[str, Sequence[Change]]] = {
         ],
     ),
     "an interrupted file gets its final name": (
-        _RECEIVER,
+        _CONTENTS,
         [
             (
-                "        if file is not None:\n            file.close()\n        self._place.release()",
+                "        if file is not None:\n            file.close()\n",
                 "        if file is not None:\n            file.close()\n"
-                "            self._place._put_in_place(self._item)\n        self._place.release()",
+                "            self._place._put_in_place(self.item)\n",
             )
         ],
     ),
-    "what has arrived is not resumed": (_RECEIVER, [("            if size:\n", "            if False:\n")]),
+    "what has arrived is not resumed": (_CONTENTS, [("            if size:\n", "            if False:\n")]),
     "old bytes stay behind a resumed file": (
         _DESTINATION,
         [("            os.ftruncate(file.fileno(), offset)\n", "")],
@@ -354,7 +355,7 @@ OF_CODES: dict[str, tuple[str, Sequence[Change]]] = {
         [("return (status.st_size, max(0, status.st_mtime_ns)) != (entry.size, entry.mtime)", "return False")],
     ),
     "a short write is not repeated": (
-        _RECEIVER,
+        _CONTENTS,
         [
             (
                 "            view = view[self._file.write(view) :]\n",

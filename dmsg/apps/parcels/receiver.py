@@ -7,21 +7,19 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TypeVar, cast
 
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.error import ConnectionDone
 from twisted.internet.task import CooperativeTask
 from twisted.python.failure import Failure
 
-from dmsg.apps.chunks import ChunkReader, digest_of
+from dmsg.apps.parcels.contents import FileContents
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.manifest import FILE, CheckedItems, Item, decode_item
 from dmsg.apps.parcels.offers import Offer, offer_of, parse_item
 from dmsg.apps.parcels.wire import (
-    CHANGED_LIMIT,
     DIGEST_SIZE,
     GAVE_UP,
     ParcelEnd,
@@ -33,10 +31,6 @@ from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
 from dmsg.net.background import work, work_for_strangers
 from dmsg.net.streams.transports import transport_of
-
-if TYPE_CHECKING:
-    from _hashlib import HASH
-
 
 _T = TypeVar("_T")
 
@@ -119,20 +113,11 @@ class ParcelReceiver(ParcelEnd):
         self._waits = False
         self._offer = Offer("text")
         self._began = time.monotonic()
-        self._size = self._running_parts = 0
+        self._size = 0
+        """Number of bytes of a pipe that have arrived."""
         self._hash = hashlib.sha256()
         self._checked = CheckedItems(hidden=place.hidden)
-        self._have: dict[int, tuple[int, HASH]] = {}
-        self._from: dict[int, int] = {}
-        self._files: Iterator[tuple[int, Item]] = iter(())
-        self._item = Item("", FILE)
-        self._file: FileIO | None = None
-        self._left = 0
-        self._pieces: ChunkReader | None = None
-        """Parser of chunks; None if the other side does not know chunks."""
-        self._pieces_over = False
-        self._changed: list[str] = []
-        self._sha256 = ""
+        self._contents = FileContents(place, self._messages, progress)
         self._pausing = False
         """Whether reading is paused only so that other connections can be served."""
         self._task: CooperativeTask[Iterator[object]] | None = None
@@ -314,21 +299,10 @@ class ParcelReceiver(ParcelEnd):
         self._work(self._check_target(), self._on_destination_checked)
 
     def _check_target(self) -> Iterator[object]:
-        here = 0
-        for index, entry in enumerate(self._checked.entries):
-            size = yield from self._place.clear(entry)
-            if size:
-                digest = hashlib.sha256()
-                for data in self._place.read(entry, size):
-                    digest.update(data)
-                    yield None
-                self._have[index] = size, digest
-                here += size
-            yield None
-        self._check_room(here)
+        self._check_room((yield from self._contents.find_existing(self._checked.entries)))
         some: list[list[object]] = []
-        for index, (size, digest) in self._have.items():
-            some.append([index, size, digest.hexdigest()])
+        for index, size, digest in self._contents.existing():
+            some.append([index, size, digest])
             if len(some) >= 1000:
                 self._say(have=some)
                 some = []
@@ -359,25 +333,21 @@ class ParcelReceiver(ParcelEnd):
         if message is None:
             return False
         if message.get("whole") is True:
-            self._running_parts = sum(self._from.values())
-            if message.get("pieces") is True:
-                self._pieces = ChunkReader()
-            self._progress(self._running_parts)
+            self._contents.in_chunks = message.get("pieces") is True
+            self._progress(self._contents.resumed)
             self._begin_files()
             return True
         for index, offset in parse_numbers(message, "from", 2):
-            if index not in self._have or offset != self._have[index][0]:
+            if not self._contents.resume(index, offset):
                 raise TransferError("the other side does not use dmsg's protocol for sending files")
-            self._from[index] = offset
         return True
 
     def _begin_files(self) -> None:
-        self._files = (one for one in enumerate(self._checked.entries) if one[1].kind == FILE)
+        self._contents.begin(self._checked.entries)
         self._step = self._next_file
 
     def _next_file(self) -> bool:
-        following = next(self._files, None)
-        if following is None:
+        if not self._contents.open_next():
 
             def in_place() -> None:
                 self._say(ok=True)
@@ -385,66 +355,14 @@ class ParcelReceiver(ParcelEnd):
 
             self._work(self._place.finish(self._checked.entries), in_place)
             return True
-        index, self._item = following
-        offset = self._from.get(index, 0)
-        self._hash = self._have[index][1] if offset else hashlib.sha256()
-        self._file = self._place.write_from(self._item, offset)
-        self._left = self._item.size - offset
-        self._pieces_over = False
-        self._step = self._take_bytes if self._pieces is None else self._take_pieces
+        self._step = self._take_content
         return True
 
-    def _take_bytes(self) -> bool:
-        assert self._file is not None
-        if self._left:
-            data = self._messages.take_some(self._left)
-            self._store(data)
-            return bool(data)
-        digest = self._messages.exactly(DIGEST_SIZE)
-        if digest is None:
-            return False
-        self._end_file(digest)
-        return True
-
-    def _take_pieces(self) -> bool:
-        assert self._pieces is not None
-        if not self._pieces_over:
-            data = self._messages.part_of_piece(self._pieces, self._left)
-            self._pieces_over = data is None
-            if data is not None:
-                self._store(data)
-                return bool(data)
-        message = self._messages.take()
-        if message is None:
-            return False
-        if message.get("changed") is True and len(self._changed) < CHANGED_LIMIT:
-            self._changed.append(self._item.path)
-        self._end_file(digest_of(message, self._left))
-        return True
-
-    def _store(self, data: bytes) -> None:
-        assert self._file is not None
-        # An unbuffered write may write only a part of the data, for example if the disk is full, so it is repeated.
-        view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
-        self._hash.update(data)
-        self._left -= len(data)
-        self._size += len(data)
-        self._progress(self._running_parts + self._size)
-
-    def _end_file(self, digest: bytes) -> None:
-        assert self._file is not None
-        if digest != self._hash.digest():
-            # The content is deleted, because nobody knows which of its bytes are wrong. A later transfer must not
-            # resume it.
-            self._file.truncate(0)
-            raise TransferError(f"the SHA-256 of {self._item.path} differs from the sender's: send it again")
-        if len(self._checked.entries) == 1:
-            self._sha256 = digest.hex()
-        file, self._file = self._file, None
-        self._place.finish_file(self._item, file)
-        self._step = self._next_file
+    def _take_content(self) -> bool:
+        has_taken = self._contents.take()
+        if self._contents.is_complete:
+            self._step = self._next_file
+        return has_taken
 
     # --- end of the transfer ---
 
@@ -452,15 +370,16 @@ class ParcelReceiver(ParcelEnd):
         """Return the error of a file.  It contains the name that the user knows, not that of the partial file."""
         name = Path(error.filename).name if isinstance(error.filename, str) else ""
         if not name or name.endswith(PART_SUFFIX):
-            name = self._item.path or self._offer.things[0][0] if self._offer.things else ""
+            name = self._contents.item.path or self._offer.things[0][0] if self._offer.things else ""
         return TransferError(f"{name}: {error.strerror}" if name else str(error.strerror))
 
     def _finished(self, paths: list[Path]) -> None:
         seconds = time.monotonic() - self._began
         self._place.release()
         if not self.done.called:
-            changed = tuple(self._changed)
-            self.done.callback(ReceivedParcel(self._offer, self._size, paths, seconds, changed, self._sha256))
+            contents = self._contents
+            size, changed = self._size + contents.size, tuple(contents.changed)
+            self.done.callback(ReceivedParcel(self._offer, size, paths, seconds, changed, contents.sha256))
 
     def refuse(self, reason: str) -> None:
         """End the transfer because of a problem on this side, and send the reason to the other side.  The caller fires
@@ -494,9 +413,7 @@ class ParcelReceiver(ParcelEnd):
                 task.stop()
             except Exception:  # noqa: S110  # it is done already
                 pass
-        file, self._file = self._file, None
-        if file is not None:
-            file.close()
+        self._contents.close()
         self._place.release()
 
     def _take_last_words(self) -> None:
@@ -516,6 +433,6 @@ class ParcelReceiver(ParcelEnd):
             self._take_last_words()
         self._stop()
         if not self.done.called and not self._given_up:
-            self.done.errback(Failure(lost_error(reason, self._size if self._offer.kind == "files" else 0)))
+            self.done.errback(Failure(lost_error(reason, self._contents.size)))
         if not self.closed.called:
             self.closed.callback(None)
