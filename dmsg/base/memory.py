@@ -33,8 +33,10 @@ MEMORY_DIVISOR = 4
 """Divisor of the machine's memory. The result is the default memory limit."""
 V1_LIMIT, V2_LIMIT = "memory.limit_in_bytes", "memory.max"
 """Names of the files with the memory limit of a control group, in versions 1 and 2 of control groups."""
-MIN_LIMIT = 64 * 1024 * 1024
-"""Lower bound of the default memory limit, in bytes."""
+MIN_LIMIT = 16 * 1024 * 1024
+"""Lower bound of the default memory limit, in bytes. It is small, because a server without clients needs 60 MB, and
+between two checks, clients can exceed the limit by tens of MB. So more than a quarter of a small control group would
+end with the death of the process."""
 
 
 @frozen

@@ -110,6 +110,9 @@ class MemoryTests(SynchronousTestCase):
             self.assertEqual(default_limit(), gib // MEMORY_DIVISOR, (groups, files))
         self.limit("5:cpu:/a\n", {f"{top}/a/memory.max": gib, f"{old}/a/memory.limit_in_bytes": gib})
         self.assertEqual(default_limit(), 2 * gib)
+        small = 128 << 20
+        self.limit("0::/\n", {f"{top}/memory.max": small})
+        self.assertEqual(default_limit(), small // MEMORY_DIVISOR, "a small container has room for the program, too")
         for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
             self.limit("", {}, {kind: gib})
             self.assertEqual(default_limit(), gib // MEMORY_DIVISOR)
