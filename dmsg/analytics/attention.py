@@ -44,6 +44,10 @@ LYING_DAYS = 7
 arrive late."""
 FORGOTTEN_DAYS = 28
 """Days after which a silent process is no longer reported."""
+UNHEARD_MINUTES = 15
+"""Minutes in which discovery must have seen a server of which no heartbeat has arrived; with fewer, the server is not
+reported. A server's file of events arrives minutes later than the file in which discovery saw the server, so at the
+beginning of a day, servers without a fault have no heartbeat yet."""
 CLOCK_LIMIT_MS = 60_000
 SLOW_TIMES = 2.0
 """A server is reported as slow if its p99 of a day exceeds the median p99 of the week before by this factor and by
@@ -400,7 +404,7 @@ def _wrong_clocks(days: Sequence[Row], newest: date) -> Iterator[Finding]:
 
 def _unheard_servers(days: Sequence[Row], newest: date) -> Iterator[Finding]:
     for row in days:
-        if row["dt"] == newest and row["state"] == "unheard":
+        if row["dt"] == newest and row["state"] == "unheard" and row["seen_minutes"] > UNHEARD_MINUTES:
             text = f"discovery saw it on {_day(newest)}, but no events of it have arrived"
             yield Finding(Urgency.SOON, "unheard", row["server"], text, "Data")
 

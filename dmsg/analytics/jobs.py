@@ -66,6 +66,10 @@ READ_OPTIONS = {
 }
 BATCH_BYTES = 2 * 1024**3
 """Approximate maximum number of bytes of files that one batch of a stream reads."""
+MAX_FILE_AGE = "36500d"
+"""Maximum age of a file that a stream reads, relative to the newest file that it has read. With the seven days that are
+Spark's default, a stream would never read files that were copied with their old times, and after a file whose time is
+in the future, it would not read the files of the present."""
 MAX_REREAD_FILES = 1000
 """Maximum number of files that a run reads a second time, because lines of them are missing."""
 SMALL_BYTES = 64 * 1024 * 1024
@@ -167,6 +171,7 @@ class Pipeline:
             .option("recursiveFileLookup", "true")
             .option("pathGlobFilter", source.pattern)
             .option("maxBytesPerTrigger", BATCH_BYTES)
+            .option("maxFileAge", MAX_FILE_AGE)
             .json(source.path)
             .withColumn("file", F.col("_metadata.file_path"))
         )

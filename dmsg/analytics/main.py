@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from dmsg.analytics import report, report_data
 from dmsg.analytics.atomic_write import write_atomically
@@ -37,6 +38,33 @@ REST_FACTOR = 1.0
 """Duration of the pause after a refinement, relative to the duration of the refinement. With 1, refining takes at most
 half of a stream's time.
 """
+MAX_SET_BACK = 2.0
+"""Seconds by which the system's clock may be set back before the streaming queries are started again."""
+
+
+class TriggerClock:
+    """Detector of a system clock that was set back.
+
+    Spark starts a batch at a time of the system's clock. If the clock is set back by two hours, a streaming query would
+    read no files for two hours. A query that is started again reads at once.
+
+    :param wall: function that returns seconds since 1970.
+    :param monotonic: function that returns the seconds of a clock that nobody sets.
+    """
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._wall, self._monotonic = wall, monotonic
+        self.restart()
+
+    def restart(self) -> None:
+        """Note that the queries have been started at the present time."""
+        self._offset = self._wall() - self._monotonic()
+
+    def was_set_back(self) -> bool:
+        """Whether the clock shows an earlier time than the queries expect."""
+        offset = self._wall() - self._monotonic()
+        self._offset = max(self._offset, offset)
+        return self._offset - offset > MAX_SET_BACK
 
 
 class RefinementSchedule:
@@ -129,23 +157,48 @@ def stream(
         if outcome.state.run != before.run:
             on_outcome(outcome)
 
-    queries = [pipeline.follow(source, every, refine, one_at_a_time, stop) for source in sources(spool, receipts)]
+    def start_queries() -> list[StreamingQuery]:
+        return [pipeline.follow(source, every, refine, one_at_a_time, stop) for source in sources(spool, receipts)]
+
+    queries = start_queries()
+    clock = TriggerClock()
     try:
         while not stop.wait(1.0):
             check()
             if turns.due():
                 with one_at_a_time:
                     pipeline.run_claimed(refine)
-            for query in queries:
-                if not query.isActive:
-                    error = query.exception()
-                    raise LakeError(f"the stream {query.name} ended: {_reason(error)}") from error
+            _check_active(queries)
+            if clock.was_set_back():
+                with one_at_a_time:
+                    if _stop_idle(queries):
+                        queries = start_queries()
+                        clock.restart()
     finally:
         # The lock is acquired before the queries are stopped, because stopping a query within a batch would interrupt
         # its commit.
         with one_at_a_time:
             for query in queries:
                 query.stop()
+
+
+def _check_active(queries: Sequence[StreamingQuery]) -> None:
+    """:raises LakeError: one of the queries has ended."""
+    for query in queries:
+        if not query.isActive:
+            error = query.exception()
+            raise LakeError(f"the stream {query.name} ended: {_reason(error)}") from error
+
+
+def _stop_idle(queries: Sequence[StreamingQuery]) -> bool:
+    """Stop the queries and return True, unless one of them is within a batch. Such a query is not stopped, because it
+    may wait for the lock that the caller holds.
+    """
+    if any(query.status["isTriggerActive"] for query in queries):
+        return False
+    for query in queries:
+        query.stop()
+    return True
 
 
 def _reason(error: BaseException | None) -> str:

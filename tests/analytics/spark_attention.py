@@ -17,6 +17,7 @@ from dmsg.analytics.attention import (
     MAX_ABUSE_LINES,
     MAX_LINES,
     TABLES,
+    UNHEARD_MINUTES,
     Finding,
     Urgency,
     attention,
@@ -217,8 +218,10 @@ class RowsTests(SynchronousTestCase):
         both = [missing, missing | {"dt": BEFORE}]
         self.assertIn("40 events of 9 Mar to 10 Mar", self.only(quality_day=both).text)
         self.assertEqual(self.found(quality_day=[missing | {"completeness": 0.99}]), [])
-        unheard = {"server": "a", "dt": DAY, "state": "unheard"}
+        unheard = {"server": "a", "dt": DAY, "state": "unheard", "seen_minutes": UNHEARD_MINUTES + 1}
         self.assertIn("no events of it have arrived", self.only(uptime_day=[unheard]).text)
+        # The server's first file of the day arrives later than that of discovery.
+        self.assertEqual(self.found(uptime_day=[unheard | {"seen_minutes": UNHEARD_MINUTES}]), [])
         old = self.found(NOON + timedelta(hours=2, seconds=1))
         self.assertIn("the newest event is of 10 Mar 12:00", old[0].text)
         self.assertEqual(self.found(NOON + timedelta(hours=2)), [])

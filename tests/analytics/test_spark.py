@@ -25,6 +25,7 @@ MODULES = (
     "spark_attention",
     "spark_explain",
     "spark_oracle",
+    "spark_streams",
     "spark_sql",
     "spark_self_dealing",
 )
