@@ -11,7 +11,7 @@ from dmsg.errors import CloseReason
 from dmsg.keys import SecKey
 from dmsg.streams.core.agreement import Hello, Proposal
 from dmsg.testing.raw_client import RawClient
-from dmsg.v2019.core import table as client_module
+from dmsg.v2019.core import requests
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.wire import ACCEPT, CLOSE, REQUEST, Frame
 from dmsg.v2019.unconfirmed import CONFIRM_TIMEOUT, Confirmations
@@ -111,7 +111,7 @@ class RoomTests(SecureCase):
         self.network.settle()
 
     def test_a_friend_gets_in(self) -> None:
-        self.patch(client_module, "MAX_INCOMING", 3)
+        self.patch(requests, "MAX_INCOMING", 3)
         raw = RawClient(KEYS["C"], SERVER_KEY.public)
         self.network.join(raw)
         self.network.settle()
@@ -135,7 +135,7 @@ class RoomTests(SecureCase):
 
     def test_the_largest_initiator_yields_a_place(self) -> None:
         """An initiator that has proved its key keeps its place; an evicted stream may resume over another server."""
-        self.patch(client_module, "MAX_INCOMING", 2)
+        self.patch(requests, "MAX_INCOMING", 2)
         raw = RawClient(KEYS["C"], SERVER_KEY.public)
         self.network.join(raw)
         for _ in range(2):
@@ -156,7 +156,7 @@ class RoomTests(SecureCase):
         self.assertEqual(self.streams["B"].suspended, 1)
 
     def test_confirmed_transports_are_never_evicted(self) -> None:
-        self.patch(client_module, "MAX_INCOMING", 1)
+        self.patch(requests, "MAX_INCOMING", 1)
         first = self.a.open(B, Accepting(), port=7, secure=True)
         self.network.settle()
         second = self.a.open(B, Accepting(), port=7, secure=True)
@@ -170,7 +170,7 @@ class OneReadTests(SecureCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.patch(client_module, "MAX_INCOMING", 2)
+        self.patch(requests, "MAX_INCOMING", 2)
         self.successResultOf(self.ask())
         self.held: list[Frame] = []
         self.holding = False

@@ -7,9 +7,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import SecKey
 from dmsg.streams.core.agreement import Hello, Proposal
-from dmsg.v2019.core import table
+from dmsg.v2019.core import requests as requests_module
 from dmsg.v2019.core.events import DataReceived, Event, Requested
-from dmsg.v2019.core.table import HANDSHAKES_A_TURN, ClientConnection
+from dmsg.v2019.core.requests import HANDSHAKES_A_TURN
+from dmsg.v2019.core.table import ClientConnection
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, Frame, close_reason
 from tests.support import KEYS
 from tests.v2019.core.test_table import feed, sent
@@ -67,7 +68,7 @@ class UnreadTests(SynchronousTestCase):
             feed(self.core, request(HANDSHAKES_A_TURN))
 
     def test_the_number_of_waiting_requests_is_bounded(self) -> None:
-        self.patch(table, "UNREAD_REQUESTS", 2)
+        self.patch(requests_module, "UNREAD_REQUESTS", 2)
         feed(self.core, *[request(number) for number in range(4)])
         self.assertEqual(self.refused(), [(request(number).id, CloseReason.RATE_LIMITED) for number in (2, 3)])
 

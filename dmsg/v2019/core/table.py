@@ -21,21 +21,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from itertools import islice
 from random import Random
 from typing import ClassVar
 
 from dmsg.errors import (
     CloseReason,
     DropReason,
-    HandshakeError,
     KeyFormatError,
     LocalProtocolError,
     RemoteProtocolError,
     close_reason_text,
 )
-from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
-from dmsg.streams.core.agreement import Offer, Proposal, is_secure
+from dmsg.keys import PubKey, SecKey
+from dmsg.streams.core.agreement import Proposal
 from dmsg.streams.core.budget import Budget
 from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.events import (
@@ -50,9 +48,8 @@ from dmsg.v2019.core.events import (
     Event,
     Noticed,
     Ponged,
-    Requested,
 )
-from dmsg.v2019.core.handshakes import SecureTable
+from dmsg.v2019.core.requests import RequestTable
 from dmsg.v2019.core.state import ClientTransport, Input, State
 from dmsg.v2019.core.transports import FRAMES, LARGE, Side
 from dmsg.v2019.core.wire import (
@@ -61,7 +58,6 @@ from dmsg.v2019.core.wire import (
     CLOSE,
     DRAIN,
     FWD,
-    HANDSHAKE_PAYLOAD_SIZE,
     HEADER_SIZE,
     MAX_FWD_DATA,
     MAX_NOTICE,
@@ -76,7 +72,6 @@ from dmsg.v2019.core.wire import (
     UNREAD_LIMIT,
     close_reason,
     encode_ack,
-    encode_close,
     encode_frame,
     encode_fwd_header,
     pack_header,
@@ -91,30 +86,19 @@ although ACKs are withheld, loses the transport."""
 FRAME_OVERHEAD = 64
 """Number of bytes that are counted for each unread frame in addition to its data, because its bookkeeping uses
 memory."""
-MAX_INCOMING = 4096
-"""Maximum number of transports of one connection that other clients have opened."""
-HANDSHAKES_A_TURN = 8
-"""Maximum number of handshakes that are computed after the frames of a read, and in each later reactor turn. The limit
-keeps frames of open transports from waiting for many handshakes."""
-UNREAD_REQUESTS = 8192
-"""Maximum number of REQUESTs of one connection whose handshake is not computed yet. Further REQUESTs are refused."""
-
 _Handler = Callable[["ClientConnection", ClientTransport, int, bytes, list[Event]], None]
 
 
-class ClientConnection(SecureTable):
+class ClientConnection(RequestTable):
     """Client's end of one connection to a server, with the table of its transports.
 
     :param key: secret key for secure transports. Without it, only plain transports are accepted.
     :param budget: memory budget from which receive windows grow; by default that of the process.
     :param receipts_to: key of the server if it gets receipts for the data that it delivers, otherwise None.
     :param refusal: see :class:`~dmsg.v2019.core.handshakes.SecureTable`.
-    :param make_room: called with the requester's key; evicts an incoming transport to make room for a new one. Returns
-        False if none may be evicted.
-    :param is_own_check: called when a plain REQUEST from this client's own key arrives. Returns whether the REQUEST
-        belongs to a check of a client's reachability, so that it is refused.
+    :param make_room: see :class:`~dmsg.v2019.core.requests.RequestTable`.
+    :param is_own_check: see :class:`~dmsg.v2019.core.requests.RequestTable`.
     :param side: side of the connection: client of a server, or one end of a direct link between two clients.
-    :ivar accepting: whether REQUESTs are passed to the application. If not, they are answered with CLOSE.
     """
 
     def __init__(
@@ -131,16 +115,18 @@ class ClientConnection(SecureTable):
         side: Side = Side.CLIENT,
     ) -> None:
         super().__init__(
-            local, key=key, random=random, budget=budget, receipts_to=receipts_to, refusal=refusal, side=side
+            local,
+            key=key,
+            random=random,
+            budget=budget,
+            receipts_to=receipts_to,
+            refusal=refusal,
+            make_room=make_room,
+            is_own_check=is_own_check,
+            side=side,
         )
         if side is Side.CALLER:
             self._outgoing.append(OK_FRAME)
-        self.accepting = False
-        self.make_room = make_room
-        self._is_own_check = is_own_check
-        self.unread_requests: dict[int, bytes] = {}
-        """REQUESTs whose handshake is not computed yet, by transport id, the oldest first. See
-        :meth:`read_requests`."""
         self._answered: set[int] = set()
         """Ids without a transport for which a CLOSE was sent during the present read."""
         self.established = False
@@ -173,14 +159,6 @@ class ClientConnection(SecureTable):
         self._move(transport, Input.SEND_REQUEST)
         self._outgoing.append(encode_frame(REQUEST, transport_id, payload))
         return transport
-
-    def accept(self, transport: ClientTransport) -> None:
-        """Answer a REQUEST with ACCEPT.
-
-        :raises LocalProtocolError: the transport is not waiting for an answer.
-        """
-        self._move(transport, Input.SEND_ACCEPT)
-        self._outgoing.append(encode_frame(ACCEPT, transport.id, transport.payload))
 
     def send(self, transport: ClientTransport, data: bytes | memoryview, ticket: object = None) -> None:
         """Send one FWD frame. When it is acknowledged, ``Acknowledged`` or ``AcknowledgedAll`` with the ticket follows.
@@ -325,23 +303,6 @@ class ClientConnection(SecureTable):
             events += self.read_requests()
         return position, events
 
-    def read_requests(self) -> list[Event]:
-        """Compute the next few handshakes of ``unread_requests``, and return their events."""
-        events: list[Event] = []
-        for transport_id in list(islice(self.unread_requests, HANDSHAKES_A_TURN)):
-            payload = self.unread_requests.pop(transport_id)
-            try:
-                assert self._key is not None
-                offer = Offer(self._key, payload)
-            except KeyFormatError:
-                # The reference accepts any key of an initiator, even the null key. This client accepts valid keys only.
-                self._refuse(transport_id, CloseReason.BAD_REQUEST)
-            except HandshakeError:
-                self._refuse(transport_id, CloseReason.NOT_AUTHENTIC)
-            else:
-                self._offer(transport_id, payload, offer, events)
-        return events
-
     def _receive_control(
         self,
         frame_type: int,
@@ -438,9 +399,9 @@ class ClientConnection(SecureTable):
 
     _BY_STATE: ClassVar[dict[State | None, _Handler]] = {
         State.REQUESTED: _on_answer,
-        State.AGREEING: SecureTable._upgrade,  # noqa: SLF001  # of its base
-        State.INVITED: SecureTable._upgrade,  # noqa: SLF001  # of its base
-        State.ANSWERED: SecureTable._confirm,  # noqa: SLF001  # of its base
+        State.AGREEING: RequestTable._upgrade,  # noqa: SLF001  # of its base
+        State.INVITED: RequestTable._upgrade,  # noqa: SLF001  # of its base
+        State.ANSWERED: RequestTable._confirm,  # noqa: SLF001  # of its base
         State.OFFERED: _on_early,
         State.OPEN: _on_misfit,
     }
@@ -465,43 +426,3 @@ class ClientConnection(SecureTable):
         if len(payload) > MAX_PING:
             raise RemoteProtocolError(DropReason.BAD_FRAME, "a PING frame is malformed")
         self._outgoing.append(encode_frame(PONG, 0, payload))
-
-    def _on_request(self, transport_id: int, payload: bytes, events: list[Event]) -> None:
-        secure = is_secure(payload)
-        mine = payload[PUBKEY_SIZE:HANDSHAKE_PAYLOAD_SIZE] == self.local
-        if not mine or transport_id & 1 == self._parity or (secure and self._key is None):
-            self._refuse(transport_id, CloseReason.BAD_REQUEST)
-        elif not secure and payload[:PUBKEY_SIZE] == self.local and self._is_own_check():
-            # Limits do not apply to a check. A refusal because of a limit would say nothing about the reachability.
-            self._refuse(transport_id, CloseReason.REFUSED)
-        elif not self.accepting:
-            self._refuse(transport_id, CloseReason.REFUSED)
-        elif (unseen := self._check_unseen(payload)) is not None:
-            # This check comes before all expensive work, even before the initiator's key is parsed.
-            self._refuse(transport_id, unseen)
-        elif not secure:
-            self._offer(transport_id, payload, None, events)
-        elif len(self.unread_requests) >= UNREAD_REQUESTS:
-            self._refuse(transport_id, CloseReason.RATE_LIMITED)
-        else:
-            self.unread_requests[transport_id] = payload
-
-    def _offer(self, transport_id: int, payload: bytes, offer: Offer | None, events: list[Event]) -> None:
-        try:
-            initiator = PubKey.shared(bytes(payload[:PUBKEY_SIZE]))
-        except KeyFormatError:
-            # The reference accepts any key of an initiator, even the null key. This client accepts valid keys only.
-            self._refuse(transport_id, CloseReason.BAD_REQUEST)
-            return
-        # An initiator that has not proved its key is passed as None, so that it cannot displace confirmed transports.
-        if self.incoming >= MAX_INCOMING and not self.make_room(None if offer is None else initiator):
-            self._refuse(transport_id, CloseReason.TOO_MANY_TRANSPORTS)
-            return
-        transport = self._add(transport_id, initiator, payload, initiator=False)
-        transport.offer = offer
-        transport.is_secure = offer is not None
-        self._move(transport, Input.RECV_REQUEST)
-        events.append(Requested(transport))
-
-    def _refuse(self, transport_id: int, reason: CloseReason) -> None:
-        self._outgoing.append(encode_close(transport_id, reason))

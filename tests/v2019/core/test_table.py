@@ -12,7 +12,7 @@ from dmsg.keys import SecKey
 from dmsg.streams.core.agreement import Hello, Offer, Proposal
 from dmsg.streams.core.resumption import INITIAL_WINDOW
 from dmsg.streams.core.secure import MAX_SECURE_DATA
-from dmsg.v2019.core import table as client_module
+from dmsg.v2019.core import requests
 from dmsg.v2019.core.events import (
     Accepted,
     Acknowledged,
@@ -305,7 +305,7 @@ class ReceiveTests(ClientCase):
         self.assertEqual(self.core.request(REMOTE).id, 2)
 
     def test_so_many_transports(self) -> None:
-        self.patch(client_module, "MAX_INCOMING", 2)
+        self.patch(requests, "MAX_INCOMING", 2)
         asked: list[Any] = []
         self.core.make_room = lambda initiator: bool(asked.append(initiator))
         self.assertEqual(len(feed(self.core, Frame(REQUEST, 3, bytes(REMOTE + LOCAL)))), 1)
