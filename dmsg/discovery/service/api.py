@@ -37,6 +37,7 @@ from dmsg.discovery.entries.recognition import VERSION_1_POSTED, is_version_1
 from dmsg.discovery.entries.rules import Terms, decode_deletion
 from dmsg.discovery.service.delegations import Delegations
 from dmsg.discovery.service.nameplates import Nameplates, NameplatesInUse
+from dmsg.discovery.service.reports import Reports
 from dmsg.discovery.service.responses import entry_response, json_response, list_response
 from dmsg.discovery.service.server_quota import ServerQuota, TooManyServers
 from dmsg.discovery.service.settings import (
@@ -49,7 +50,7 @@ from dmsg.discovery.service.settings import (
     DiscoverySettings,
 )
 from dmsg.discovery.service.telemetry import DiscoveryTelemetry
-from dmsg.discovery.store.base import KINDS, IEntryStore, StoreContended
+from dmsg.discovery.store.base import IEntryStore, StoreContended
 from dmsg.discovery.store.measured import MeasuredStore, StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
@@ -65,8 +66,6 @@ if TYPE_CHECKING:
 
 _log = Logger()
 
-MISSED_FOR = 3600.0
-"""Seconds for which the status page still shows a server that has stopped posting and is therefore no longer listed."""
 NOT_FOUND = "entry of public key is not found"
 BAD_INPUT = "error bad input"
 UNEXPECTED = "something unexpected happened"
@@ -122,6 +121,7 @@ class DiscoveryAPI:
     """HTTP interface to an entry store.
 
     :ivar requests: number of requests that reached a route.
+    :ivar reports: reports about the store.
     :ivar delegations: number of clients that name each server in their entries, according to recent POSTs.
     """
 
@@ -149,6 +149,7 @@ class DiscoveryAPI:
         self._reactor = reactor
         self._entries = store
         self._store = MeasuredStore(reactor, store, metrics)
+        self.reports = Reports(store, self._store, clock, metrics, settings)
         self._nameplates = Nameplates(reactor, store.nameplates, metrics, clock)
         self._now = clock
         self._wall_clock = wall_clock or clock
@@ -368,7 +369,7 @@ class DiscoveryAPI:
             shown = health if LOCAL_ONLY.refuses(request) is None else {"status": status}
             return json_response(request, json.dumps(shown).encode(), 200 if status == "ok" else 503)
 
-        return Deferred.fromCoroutine(self.health_report()).addCallback(told)
+        return Deferred.fromCoroutine(self.reports.health_report()).addCallback(told)
 
     @_app.route("/metrics", methods=["GET"])
     def metrics(self, request: IRequest) -> Deferred[bytes]:
@@ -384,62 +385,7 @@ class DiscoveryAPI:
             request.setHeader(b"content-type", self._metrics.content_type)
             return text
 
-        return Deferred.fromCoroutine(self.rendered_metrics()).addCallback(rendered)
-
-    # --- data for health, metrics and the status page ---
-
-    async def health_report(self) -> dict[str, object]:
-        """Return the content of ``/health``. Its ``status`` is ``ok`` if the last write to the store succeeded.
-
-        :raises StoreUnavailable: the store does not answer.
-        """
-        count = await self._store.ask(self._entries.count)
-        return {"status": "the store cannot be written to" if self._store.full else "ok", "entries": count}
-
-    async def rendered_metrics(self) -> bytes:
-        """Return the metrics. While the store does not answer, the numbers of entries are outdated, and all others are
-        correct.
-        """
-        try:
-            counts = await self._store.ask(self._entries.counts)
-            self._metrics.entries.set(sum(counts.values()))
-            for kind in KINDS:
-                self._metrics.kinds.labels(kind).set(counts.get(kind, 0))
-            size = await self._store.ask(self._entries.size)
-            self._metrics.entries_bytes.set(size)
-        except StoreUnavailable:
-            pass
-        return self._metrics.render()
-
-    async def counts(self) -> tuple[dict[str, int], int]:
-        """Return the number of entries by kind, and their total size in bytes.
-
-        :raises StoreUnavailable: the store does not answer.
-        """
-        return await self._store.ask(self._entries.counts), await self._store.ask(self._entries.size)
-
-    async def servers_of_each_kind(self, limit: int) -> tuple[list[bytes], list[bytes], list[bytes]]:
-        """Return the entries of three kinds of servers, at most ``limit`` of each.
-
-        The kinds are listed servers that post regularly, quiet servers that a recent check has found, and servers that
-        stopped posting within the last hour.
-        """
-        since = self._now() - self._settings.server_ttl if self._settings.server_ttl else -math.inf
-        listed = await self._store.ask(self._entries.available, limit, since)
-        before = await self._store.ask(self._entries.available, limit, since - MISSED_FOR)
-        keys = [str(json.loads(body)["static"]) for body in before]
-        still = await self._store.ask(self._entries.listed, keys, since)
-        alive = set(still)
-        silent = [body for body in before if body not in alive]
-        return listed, await self._store.ask(self._entries.quiet, limit, since), silent
-
-    async def entry_of(self, static: str) -> bytes:
-        """Return the JSON of a key's entry.
-
-        :raises EntryNotFound: the key has no entry.
-        :raises StoreUnavailable: the store does not answer.
-        """
-        return await self._store.ask(self._entries.get, static)
+        return Deferred.fromCoroutine(self.reports.rendered_metrics()).addCallback(rendered)
 
     # --- errors ---
 

@@ -127,8 +127,8 @@ class Discovery(ListeningService):
             settings.metrics,
             settings.page_token,
             DiscoveryStatus(self._reactor, running.api, self.metrics, self._started, clock),
-            lambda: running.api.rendered_metrics,
-            running.api.health_report,
+            lambda: running.api.reports.rendered_metrics,
+            running.api.reports.health_report,
         )
         await self._status.start()
         await self._listen(guarded)

@@ -118,9 +118,9 @@ class DiscoveryStatus(StatusSource):
             self._status = f"the store has not answered for {now - self._asked_at:.0f} s"
 
     async def _ask(self) -> None:
-        status = str((await self._api.health_report())["status"])
-        self._kinds, self._size = await self._api.counts()
-        self._servers = await self._api.servers_of_each_kind(SHOWN_SERVERS)
+        status = str((await self._api.reports.health_report())["status"])
+        self._kinds, self._size = await self._api.reports.counts()
+        self._servers = await self._api.reports.servers_of_each_kind(SHOWN_SERVERS)
         self._status = status
 
     def _on_answer(self, result: object) -> None:
@@ -248,7 +248,7 @@ class DiscoveryStatus(StatusSource):
         columns = ("Field", "Value")
         try:
             key = PubKey.from_text(self._full_key(text))
-            answer = Deferred.fromCoroutine(self._api.entry_of(key.hex()))
+            answer = Deferred.fromCoroutine(self._api.reports.entry_of(key.hex()))
             entry = json.loads(await answer.addTimeout(STORE_TIMEOUT, self._clock, no_answer))
         except (KeyFormatError, ValueError):
             forms = "53 characters, or 66 hexadecimal digits"
