@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from random import Random
 from typing import TypeAlias, TypeVar, Unpack
 
-from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.defer import Deferred
 from twisted.internet.error import CannotListenError
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from dmsg.base.bounded_tables import remember
 from dmsg.base.cipher_names import AUTO
 from dmsg.base.memory import CLIENTS, Memory
 from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
@@ -36,8 +32,6 @@ from dmsg.keys import PubKey, SecKey
 from dmsg.net.addresses import parse_address
 from dmsg.net.carriers.names import carriers_of
 from dmsg.net.cipher_choice import preferred_cipher
-from dmsg.net.deadlines import no_answer
-from dmsg.net.pacing import PacedQueue
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.stream import UNREAD_STREAMS, StreamTransport
@@ -48,44 +42,22 @@ from dmsg.streams.holdings import StreamHoldings
 from dmsg.streams.timeouts import RESUME_TIMEOUT
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.dial import SessionEndpoint
-from dmsg.v2019.outgoing import PLAIN_ONLY, REQUEST_TIMEOUT
+from dmsg.v2019.offered_features import OfferedFeatures
+from dmsg.v2019.outgoing import PLAIN_ONLY
+from dmsg.v2019.resumption import Resumption
 from dmsg.v2019.session import ClientSession
 from dmsg.v2019.transport_streams import Encryption, TransportStreams, let_close
 
-SECURE_SEEN_SIZE = 65536
-"""Maximum number of remembered pairs of a client and a feature that the client has offered. Clients to which this
-client connects, and clients that connect to this one, are counted separately. Otherwise strangers could make this
-client forget the features of the peers that its user has chosen."""
 PLAIN_SERVERS = 1024
 """Maximum number of servers that are remembered because they do not support PING although their entries announce it."""
 PLAIN_TIME = 3600.0
 """Seconds for which a server is remembered for not supporting PING although its entry announces it."""
-RESUME_ATTEMPT = 5.0
-"""Maximum seconds of one attempt to resume a stream through one server."""
-RESUME_DELAY = 0.1
-"""Seconds between the first two rounds of attempts to resume a stream. A round tries all servers. After each round the
-delay is multiplied by 1.5, up to ``RESUME_MAX_DELAY``."""
-RESUME_MAX_DELAY = 2.0
-RESUME_BACK_OFF = 0.25
-"""Seconds by which each refusal RATE_LIMITED delays further attempts to resume streams to the same peer through the
-same server, up to ``RESUME_MAX_DELAY`` in total. Attempts to other peers are not delayed, because the refusal may come
-from the peer."""
-RESUME_RATE = 200.0
-"""Maximum number of REQUESTs per second for resuming streams; the peers take turns. When a server is lost, all its
-streams are resumed at once, and the next server would refuse requests above its own rate limit."""
-REFUSED_SIZE = 1024
-"""Maximum number of (server, peer) pairs for which the delay after RATE_LIMITED is remembered."""
-
 T = TypeVar("T")
 Requesting: TypeAlias = Callable[[ClientSession, float, bool], Deferred[T]]
 """Function that requests a transport over a session. The arguments are the session, the timeout in seconds, and whether
 to request an upgrade if the server is assumed to carry plain transports only."""
 
 _log = Logger()
-
-
-def _reopen(stream: ClientStream, session: ClientSession, seconds: float, upgrade: bool) -> Deferred[None]:
-    return session.reopen(stream, seconds, upgrade=upgrade)
 
 
 class Client(DelegatedClient[ClientSession]):
@@ -140,11 +112,8 @@ class Client(DelegatedClient[ClientSession]):
             random=random,
             on_warning=on_warning,
         )
-        self._seen: OrderedDict[tuple[PubKey, str], None] = OrderedDict()
-        self._seen_of_initiators: OrderedDict[tuple[PubKey, str], None] = OrderedDict()
+        self._offered = OfferedFeatures(self.encryption, self._entries)
         self._plain_servers: dict[PubKey, tuple[str, float]] = {}
-        self._resumed = PacedQueue(reactor, lambda: RESUME_RATE)
-        self._resume_after: OrderedDict[tuple[PubKey, PubKey], float] = OrderedDict()
         self.streams = TransportStreams(
             reactor,
             key,
@@ -155,9 +124,17 @@ class Client(DelegatedClient[ClientSession]):
             resume_timeout=resume_timeout,
             receipts=receipts,
             factories=self.factories.values,
-            reconnect=lambda stream: Deferred.fromCoroutine(self._reconnect(stream)),
-            features_of=lambda remote: Deferred.fromCoroutine(self._offered_by(remote)),
+            reconnect=lambda stream: Deferred.fromCoroutine(self._resumption.resume(stream)),
+            features_of=lambda remote: Deferred.fromCoroutine(self._offered.of_initiator(remote)),
             is_known=self._entries.is_fresh,
+        )
+        self._resumption = Resumption(
+            reactor,
+            self._random,
+            self.streams,
+            servers_of=self._servers_to_resume,
+            open_session=self.server_session,
+            reopen=self._reopen,
         )
         self._holdings = StreamHoldings(reactor, memory or CLIENTS, self._all_streams)
 
@@ -203,8 +180,8 @@ class Client(DelegatedClient[ClientSession]):
         address = DmsgAddress.of(remote, port)
 
         def prepare(remote: PubKey, entry: Entry) -> Opening[ClientSession]:
-            secure = self._agree(remote, entry, address.port)
-            upgrade = secure and self._offers(remote, entry, UPGRADE_FEATURE)
+            secure = self._offered.must_be_secure(remote, entry, address.port)
+            upgrade = secure and self._offered.offers(remote, entry, UPGRADE_FEATURE)
 
             def opening(session: ClientSession, seconds: float, upgrade: bool) -> Deferred[IProtocol]:
                 return session.open(
@@ -256,7 +233,7 @@ class Client(DelegatedClient[ClientSession]):
                     f"{remote.short} answers no pings: its program is of 2019 or an earlier version of dmsg"
                 )
             factory = Factory.forProtocol(Protocol)
-            upgrade = self._offers(remote, entry, UPGRADE_FEATURE)
+            upgrade = self._offered.offers(remote, entry, UPGRADE_FEATURE)
 
             def opening(session: ClientSession, seconds: float, upgrade: bool) -> Deferred[IProtocol]:
                 probe = 0 if port is None else 1
@@ -347,61 +324,6 @@ class Client(DelegatedClient[ClientSession]):
 
     # --- choice of encryption ---
 
-    def _agree(self, remote: PubKey, entry: Entry, port: int) -> bool:
-        """Return whether the transport to ``remote`` must be secure.
-
-        :raises EncryptionUnavailable: the policy or the port requires a secure transport, but the remote offers none;
-            or encryption is off, but the port requires it.
-        """
-        if self.encryption is Encryption.OFF:
-            if port:
-                raise EncryptionUnavailable("encryption is off, and ports other than 0 need encryption")
-            return False
-        if self._offers(remote, entry, FEATURE):
-            return True
-        if self.encryption is Encryption.REQUIRE:
-            raise EncryptionUnavailable(
-                f"{remote.short} does not offer secure transports, and this client requires them (see --encryption)"
-            )
-        if port:
-            raise EncryptionUnavailable(
-                f"{remote.short} does not offer secure transports, and ports other than 0 need them"
-            )
-        return False
-
-    def _offers(self, remote: PubKey, entry: Entry, feature: str) -> bool:
-        """Return whether a client, to which this client connects, offers a feature in its signed entry, or has offered
-        it in an earlier entry that this process has seen."""
-        if entry.offers(feature):
-            remember(self._seen, (remote, feature), None, SECURE_SEEN_SIZE)
-            return True
-        # Features that a client once offered are remembered. Otherwise an attacker could replay an old entry to make
-        # this client use plain transports.
-        return self._has_offered(remote, feature)
-
-    def _has_offered(self, remote: PubKey, feature: str) -> bool:
-        return (remote, feature) in self._seen or (remote, feature) in self._seen_of_initiators
-
-    async def _offered_by(self, remote: PubKey) -> frozenset[str]:
-        """Return the features of an initiator that decide on encryption.
-
-        :raises DmsgError: the look-up failed, and no earlier entry is known.
-        """
-        decisive = (FEATURE, UPGRADE_FEATURE)
-        try:
-            entry = await self._entries.get(remote)
-        except DmsgError:
-            known = frozenset(feature for feature in decisive if self._has_offered(remote, feature))
-            if not known:
-                # With no earlier entry, the error is passed on. An attacker who blocks the look-up must not cause a
-                # plain transport.
-                raise
-            return known
-        for feature in decisive:
-            if entry.offers(feature):
-                remember(self._seen_of_initiators, (remote, feature), None, SECURE_SEEN_SIZE)
-        return frozenset(feature for feature in decisive if self._has_offered(remote, feature))
-
     def _try_upgrade(self, request: Requesting[T], *, upgrade: bool) -> Callable[[ClientSession, float], Deferred[T]]:
         """Return a function that requests a transport, with an upgrade if the server is assumed to carry plain
         transports only. If the remote refuses the plain transport of the upgrade, the function requests a secure one.
@@ -428,85 +350,23 @@ class Client(DelegatedClient[ClientSession]):
 
     # --- resuming ---
 
-    async def _reconnect(self, stream: ClientStream) -> None:
-        """Resume a stream over any server that both ends have in common. Try all of these servers repeatedly until the
-        resume timeout.
-
-        A stream that still has a transport keeps this transport until another server is found.
-        """
-        peer = stream.getPeer()
-        assert isinstance(peer, DmsgAddress)
-        remote = peer.public_key
-        left_behind = stream.server
-        deadline = self._reactor.seconds() + self.streams.resume_timeout
-        if (pause := self.streams.before_moving(stream)) > 0.0:
-            await deferLater(self._reactor, pause)
-        rounds = 0
-        # The loop checks is_live, because a cancelled attempt may fail with an error other than CancelledError.
-        # Attempts are cancelled when the stream is closed or the client stops.
-        while self._reactor.seconds() < deadline and self.streams.is_live(stream):
-            moving = stream.secure_end.transport is not None
-            for server in await self._servers_to(remote, left_behind, moving=moving, fresh=rounds > 0):
-                if not self.streams.is_live(stream):
-                    return
-                try:
-                    await self._turn_to_resume(server, remote)
-                    session = await self.server_session(server).addTimeout(RESUME_ATTEMPT, self._reactor, no_answer)
-                    upgrade = self._has_offered(remote, UPGRADE_FEATURE)
-                    reopen = self._try_upgrade(partial(_reopen, stream), upgrade=upgrade)
-                    await reopen(session, min(RESUME_ATTEMPT, REQUEST_TIMEOUT))
-                except TransportRefused as error:
-                    if error.final:
-                        raise
-                    if error.reason == CloseReason.RATE_LIMITED:
-                        self._back_off(server, remote)
-                except CancelledError:
-                    raise
-                except Exception as error:
-                    # Exception is caught, because the errors of connections in Twisted have no common base class.
-                    _log.debug(
-                        "the stream could not be resumed through server {server}: {error}",
-                        server=server.short,
-                        error=str(error),
-                    )
-                else:
-                    return
-            rounds += 1
-            delay = min(RESUME_MAX_DELAY, RESUME_DELAY * 1.5**rounds)
-            await deferLater(self._reactor, delay * (0.7 + 0.6 * self._random.random()))
-
-    async def _turn_to_resume(self, server: PubKey, remote: PubKey) -> None:
-        wait = self._resume_after.get((server, remote), 0.0) - self._reactor.seconds()
-        if wait > 0.0:
-            await deferLater(self._reactor, wait)
-        await self._resumed.wait(remote)
-
-    def _back_off(self, server: PubKey, remote: PubKey) -> None:
-        now = self._reactor.seconds()
-        before = max(now, self._resume_after.get((server, remote), 0.0))
-        after = min(before + RESUME_BACK_OFF, now + RESUME_MAX_DELAY)
-        remember(self._resume_after, (server, remote), after, REFUSED_SIZE)
-
-    async def _servers_to(
-        self, remote: PubKey, left_behind: PubKey | None, *, moving: bool, fresh: bool
-    ) -> list[PubKey]:
-        """Return the servers through which to resume a stream to ``remote``, in the order in which to try them.
-
-        :param left_behind: server of the stream's last transport, or None. It is tried last.
-        :param moving: whether the stream still has a transport over ``left_behind``. If so, that server is not tried.
-        :param fresh: whether to fetch the entry of ``remote`` again instead of using a cached one.
-        """
+    async def _servers_to_resume(self, remote: PubKey, fresh: bool) -> list[PubKey]:
         if fresh:
             self._entries.mark_stale(remote)
         try:
             entry = await self._entries.get(remote)
             servers = self._servers_of(remote, entry)
-            self._offers(remote, entry, UPGRADE_FEATURE)
         except DmsgError:
-            servers = []
-        others = [server for server in servers if server != left_behind]
-        if moving or left_behind is None:
-            return others
-        # The last server is tried even if the entry does not name it: the entry may be outdated, and the remote may
-        # still be connected to that server or have returned to it.
-        return [*others, left_behind]
+            return []
+        self._offered.offers(remote, entry, UPGRADE_FEATURE)
+        return servers
+
+    def _reopen(self, stream: ClientStream, session: ClientSession, seconds: float) -> Deferred[None]:
+        peer = stream.getPeer()
+        assert isinstance(peer, DmsgAddress)
+
+        def reopening(session: ClientSession, seconds: float, upgrade: bool) -> Deferred[None]:
+            return session.reopen(stream, seconds, upgrade=upgrade)
+
+        upgrade = self._offered.has_offered(peer.public_key, UPGRADE_FEATURE)
+        return self._try_upgrade(reopening, upgrade=upgrade)(session, seconds)

@@ -31,7 +31,7 @@ from dmsg.testing.walk import follow
 from dmsg.testing.walk_coverage import Cell
 from dmsg.testing.walk_kinds import FAULTS, draw_plan
 from dmsg.testing.walk_streams import MAX_UNACKNOWLEDGED
-from dmsg.v2019 import client as service
+from dmsg.v2019 import resumption
 from dmsg.v2019.core.policing import Limits
 from tests.support import Accepting, Recorder
 
@@ -241,7 +241,7 @@ class LabTests(SynchronousTestCase):
 
     def test_very_many_streams_go_on_without_a_flood(self) -> None:
         """The next server polices its clients, and they take their turns."""
-        self.patch(service, "RESUME_RATE", 20.0)
+        self.patch(resumption, "RESUME_RATE", 20.0)
         lab = Lab(30)
         for number in (1, 2):
             lab.add_server(f"server-{number}", limits=Limits(request_rate=15))
@@ -283,7 +283,7 @@ class LabTests(SynchronousTestCase):
         lab.network.run(3)
         now = lab.clock.seconds()
         self.assertTrue(victim.streams.suspended)
-        self.assertLessEqual(max(victim._resume_after.values()) - now, service.RESUME_MAX_DELAY)
+        self.assertLessEqual(max(victim._resumption._resume_after.values()) - now, resumption.RESUME_MAX_DELAY)
         name = next(n for n, server in lab.servers.items() if server._key.public == honest.transport.server)
         lab.network.host(name).reset()
         lab.result(honest.transport.send(b"on we go"), 5)

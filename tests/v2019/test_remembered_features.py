@@ -12,7 +12,7 @@ from dmsg.errors import DiscoveryError
 from dmsg.keys import PubKey, SecKey
 from dmsg.streams.core.agreement import FEATURE, UPGRADE_FEATURE
 from dmsg.testing import Lab
-from dmsg.v2019 import client as client_module
+from dmsg.v2019 import offered_features
 from dmsg.v2019.client import Client
 from dmsg.v2019.transport_streams import Encryption
 
@@ -31,7 +31,7 @@ class RememberedFeaturesTests(SynchronousTestCase):
     """The policy "prefer", and a discovery that returns an older entry after the first contact."""
 
     def setUp(self) -> None:
-        self.patch(client_module, "SECURE_SEEN_SIZE", 6)
+        self.patch(offered_features, "SECURE_SEEN_SIZE", 6)
         lab = Lab(seed=1)
         host = lab.network.host("alice")
         self.client = Client(host.reactor, lab.key("alice"), lab.lookups(host), encryption="prefer")
@@ -57,9 +57,9 @@ class RememberedFeaturesTests(SynchronousTestCase):
             self.features_of(stranger)
 
     def test_strangers_displace_no_peer_to_which_this_client_connects(self) -> None:
-        self.assertTrue(self.client._agree(self.friend, entry_of(self.friend), 0))
+        self.assertTrue(self.client._offered.must_be_secure(self.friend, entry_of(self.friend), 0))
         self.let_strangers_connect()
-        self.assertTrue(self.client._agree(self.friend, entry_of(self.friend, is_old=True), 0))
+        self.assertTrue(self.client._offered.must_be_secure(self.friend, entry_of(self.friend, is_old=True), 0))
         self.answers[self.friend] = entry_of(self.friend, is_old=True)
         self.assertIn(FEATURE, self.features_of(self.friend))
         del self.answers[self.friend]
@@ -68,11 +68,11 @@ class RememberedFeaturesTests(SynchronousTestCase):
     def test_initiators_are_remembered_too(self) -> None:
         self.answers[self.friend] = entry_of(self.friend)
         self.features_of(self.friend)
-        self.assertTrue(self.client._agree(self.friend, entry_of(self.friend, is_old=True), 0))
+        self.assertTrue(self.client._offered.must_be_secure(self.friend, entry_of(self.friend, is_old=True), 0))
 
     def test_both_tables_are_bounded(self) -> None:
         for _ in range(STRANGERS):
             key = SecKey.generate().public
-            self.client._agree(key, entry_of(key), 0)
+            self.client._offered.must_be_secure(key, entry_of(key), 0)
         self.let_strangers_connect()
-        self.assertEqual((len(self.client._seen), len(self.client._seen_of_initiators)), (6, 6))
+        self.assertEqual((len(self.client._offered._seen), len(self.client._offered._seen_of_initiators)), (6, 6))
