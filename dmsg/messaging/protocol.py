@@ -19,8 +19,8 @@ from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.relay import Relay
 from dmsg.messaging.core.wire import Profile
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.acceptor import MAX_HANDSHAKES
 from dmsg.net.links.link import Link
+from dmsg.net.links.link_counts import MAX_HANDSHAKES
 from dmsg.net.links.plain import PlainLink
 from dmsg.net.own_pauses import PauseMeter
 from dmsg.servers.admission import Admission

@@ -16,8 +16,9 @@ from dmsg.base.buckets import RateLimit
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.net.blocks import blocks_of
 from dmsg.net.isolate import call_isolated
-from dmsg.net.links.acceptor import MAX_HANDSHAKES, Acceptor
+from dmsg.net.links.acceptor import Acceptor
 from dmsg.net.links.link import Link
+from dmsg.net.links.link_counts import MAX_HANDSHAKES
 from dmsg.net.own_pauses import FairTimeout
 from dmsg.net.turn_share import SERVER_FRAMES
 from dmsg.net.turns import HoldReason

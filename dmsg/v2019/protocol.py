@@ -22,8 +22,8 @@ from dmsg.errors import (
 )
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
-from dmsg.net.links.acceptor import MAX_HANDSHAKES
 from dmsg.net.links.link import HANDSHAKE_TIMEOUT, Link
+from dmsg.net.links.link_counts import MAX_HANDSHAKES
 from dmsg.net.links.records import RecordLink
 from dmsg.net.turns import HoldReason
 from dmsg.noise.xk import XKHandshake

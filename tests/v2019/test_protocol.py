@@ -500,7 +500,7 @@ class HandshakeTests(SynchronousTestCase):
         self.network.factory.limits = Limits(max_connections=1)
         observer = EventLoggingObserver.createWithCleanup(cast(Any, self), globalLogPublisher)
         first = self.network.client(KEYS["A"])
-        told = min(MAX_NOTIFIED, self.network.factory._max_handshakes)
+        told = min(MAX_NOTIFIED, self.network.factory._counts._max_handshakes)
         for number in range(told):
             self.assertIsNotNone(self.network.factory.buildProtocol(None), number)
         self.assertIsNone(self.network.factory.buildProtocol(None))

@@ -21,21 +21,19 @@ from zope.interface import implementer
 from dmsg.base.buckets import RateLimit
 from dmsg.base.policing import ClientLimits
 from dmsg.errors import DropReason, RemoteProtocolError
-from dmsg.net.blocks import BlockCounts, blocks_of
+from dmsg.net.blocks import blocks_of
 from dmsg.net.carriers.names import ALPN
 from dmsg.net.carriers.requests import is_http
 from dmsg.net.isolate import call_isolated
 from dmsg.net.links.http_first import HTTPFirst
 from dmsg.net.links.link import Link
+from dmsg.net.links.link_counts import MAX_HANDSHAKES, LinkCounts
 from dmsg.net.links.places import Places
 from dmsg.net.links.proxy_first import ProxyFirst
 from dmsg.net.links.refusal_log import RefusalLog
 from dmsg.net.links.trusted_proxies import TrustedProxies
 from dmsg.net.turn_share import TurnShare
 
-MAX_HANDSHAKES = 512
-"""Maximum number of handshakes in progress. Above it, a handshake of the block with most handshakes is evicted: the
-oldest whose client has sent no valid message, or if there is none, the oldest."""
 MAX_NOTIFIED = 32
 """Maximum number of refused clients whose handshake is completed, so that they learn the reason. Above it, the
 connections of refused clients are closed at once."""
@@ -114,19 +112,11 @@ class Acceptor(Factory):
         self._reactor = reactor
         self._drops = drops
         self._counted = counted
-        self._max_handshakes = max_handshakes
-        self._handshakes: dict[Link, None] = {}
-        self._of_address = BlockCounts()
-        self._shaking_of = BlockCounts()
+        self._counts = LinkCounts(max_handshakes)
         self._places: Places[AcceptedSession] = Places(reactor)
-        self._counted_as: dict[Link, str] = {}
-        """Name under which each link is counted: its address block, or a unique name if the client's address is
-        unknown."""
         self._unnamed: set[Link] = set()
         """Connections from proxies that have not named the client yet. The limits per address are applied once the
         client is named."""
-        self._last_unique_owner = 0
-        """Number that was last given as a unique owner to a connection that is not counted under an address block."""
         self._refused_links: dict[Link, DropReason] = {}
         self._said_full = False
         self.strangers = RefusalLog(reactor)
@@ -196,20 +186,17 @@ class Acceptor(Factory):
 
     def by_connections(self) -> dict[str, int]:
         """Return the number of addresses with 1, 2 to 9, 10 to 99, and 100 or more connections."""
-        found = {"1": 0, "2-9": 0, "10-99": 0, "100-": 0}
-        for _, count in self._of_address.narrow_blocks():
-            found["1" if count < 2 else "2-9" if count < 10 else "10-99" if count < 100 else "100-"] += 1
-        return found
+        return self._counts.by_connections()
 
     @property
     def handshaking_links(self) -> list[Link]:
         """Links whose handshake is in progress."""
-        return list(self._handshakes)
+        return list(self._counts.handshakes)
 
     @property
     def handshakes(self) -> int:
         """Number of handshakes in progress."""
-        return len(self._handshakes)
+        return len(self._counts.handshakes)
 
     # --- connections ---
 
@@ -226,7 +213,7 @@ class Acceptor(Factory):
             return DropReason.TOO_MANY_CONNECTIONS
         if block is not None and self._failures.is_exhausted(block, self._reactor.seconds()):
             return DropReason.FAILED_BEFORE
-        if block is not None and self._by_block and self._of_address.crowded_block(block, self.limits.max_per_address):
+        if block is not None and self._by_block and self._counts.is_crowded(block, self.limits.max_per_address):
             return DropReason.TOO_MANY_FROM_ADDRESS
         return None
 
@@ -235,11 +222,11 @@ class Acceptor(Factory):
         the handshake, the client could not know that the refusal is the server's."""
         if refusal in (DropReason.DRAINING, DropReason.FAILED_BEFORE) or len(self._refused_links) >= MAX_NOTIFIED:
             return False
-        if len(self._handshakes) >= self._max_handshakes:
+        if not self._counts.has_room:
             # The maximum number of handshakes is reached. The handshake of a refused client would evict another
             # handshake.
             return False
-        same = sum(self._counted_as.get(link) == block for link in self._refused_links)
+        same = sum(self._counts.is_of_block(link, block) for link in self._refused_links)
         return block is None or same < NOTIFIED_PER_BLOCK
 
     def _count_refusal(self, refusal: DropReason, host: str | None, detail: str = "") -> None:
@@ -269,10 +256,8 @@ class Acceptor(Factory):
             self._count_refusal(refusal, host)
             if not self._may_be_notified(refusal, block):
                 return None
-        # A newcomer evicts an older handshake instead of being refused. Otherwise an attacker with silent connections
-        # would keep all clients out until these connections time out.
-        if len(self._handshakes) >= self._max_handshakes:
-            self._make_room()
+        if not self._counts.has_room:
+            self._counts.make_room()
         link = self._make_link()
         link.is_server_side = True
         link.share = self.share
@@ -280,31 +265,16 @@ class Acceptor(Factory):
         link.first_bytes = self._first_bytes
         if named_later and host is not None and self.proxies.speak_proxy_protocol(host):
             link.first_bytes = ProxyFirst(self._named, self._first_bytes).received
-        self._handshakes[link] = None
         if named_later:
             self._unnamed.add(link)
         if refusal is not None:
             self._refused_links[link] = refusal
-        self._count(link, block)
+        self._counts.add(link, block, by_block=self._by_block)
         return link
-
-    def _count(self, link: Link, block: str | None) -> None:
-        """Count a link under its address block, or under a unique name if the client's address is unknown."""
-        if block is not None and self._by_block:
-            link.owner = block
-            link.blocks = tuple(one.name for one in reversed(blocks_of(block)))
-        else:
-            # Behind a proxy, all clients have the same address, so each connection is counted under a unique name.
-            self._last_unique_owner += 1
-            link.owner = self._last_unique_owner
-            link.blocks = (link.owner,)
-        name = self._counted_as[link] = block or str(link.owner)
-        self._of_address.add(name)
-        self._shaking_of.add(name)
 
     def counted_as(self, link: Link) -> str:
         """Return the name under which a link is counted: its address block, or a unique name."""
-        return self._counted_as.get(link, str(link.owner))
+        return self._counts.name_of(link)
 
     # --- clients behind a proxy ---
 
@@ -354,8 +324,7 @@ class Acceptor(Factory):
             self._count_refusal(refusal, self._address_for_log(link))
             self._refused_links[link] = refusal
         if block is not None:
-            self._uncount(link)
-            self._count(link, block)
+            self._counts.move(link, block, by_block=self._by_block)
         return None
 
     def _address_for_log(self, link: Link) -> str:
@@ -363,42 +332,10 @@ class Acceptor(Factory):
         address = link.address
         return f"behind the proxy {address}" if address and self.proxies.is_trusted(address) else address
 
-    def _uncount(self, link: Link) -> None:
-        name = self._counted_as.pop(link, None)
-        if name is not None:
-            self._of_address.remove(name)
-            if link in self._handshakes:
-                self._shaking_of.remove(name)
-
-    def _make_room(self) -> None:
-        """Evict one handshake, so that silent connections cannot keep honest clients out.
-
-        The victim is a handshake of the block with most handshakes: the oldest whose client has sent no valid message,
-        or if there is none, the oldest.
-        """
-        heaviest = self._shaking_of.heaviest()
-        silent = (link for link in self._handshakes if not link.has_spoken)
-        victim = next((link for link in silent if self._counted_as[link] == heaviest), None)
-        if victim is None:
-            most = self._shaking_of.load(heaviest)
-            of_most = [one for one in self._handshakes if self._shaking_of.load(self._counted_as[one]) >= most]
-            victim = next((link for link in of_most if not link.has_spoken), next(iter(of_most), None))
-        (victim or next(iter(self._handshakes))).evict()
-
-    def _handshake_ended(self, link: Link) -> None:
-        """Remove a link from the handshakes in progress, because its handshake has succeeded or failed."""
-        if link not in self._handshakes:
-            return
-        name = self._counted_as.get(link)
-        if name is not None:
-            self._shaking_of.remove(name)
-        del self._handshakes[link]
-        self._unnamed.discard(link)
-
     def _handshake_failed(self, link: Link, failure: Failure) -> None:
-        self._handshake_ended(link)
+        self._counts.remove(link)
+        self._unnamed.discard(link)
         self._refused_links.pop(link, None)
-        self._uncount(link)
         error = failure.value
         reason = error.reason if isinstance(error, RemoteProtocolError) else link.ended_for
         reason = reason or DropReason.HANDSHAKE_FAILED
@@ -414,7 +351,8 @@ class Acceptor(Factory):
         """Add the session of a link whose handshake is complete. Refuse the session if its key has flooded or the
         server is full."""
         assert session.link is not None
-        self._handshake_ended(session.link)
+        self._counts.end_handshake(session.link)
+        self._unnamed.discard(session.link)
         refusal = self._refused_links.pop(session.link, None)
         self.sessions[session] = None
         self.connections_opened += 1
@@ -471,7 +409,7 @@ class Acceptor(Factory):
         self.sessions.pop(session, None)
         self._places.take(session)
         assert session.link is not None
-        self._uncount(session.link)
+        self._counts.remove(session.link)
         reason = session.link.ended_for
         if reason in (DropReason.FLOOD, DropReason.SMALL_PIECES):
             self._floods.charge(str(session.link.remote), 1.0, self._reactor.seconds())
@@ -494,7 +432,7 @@ class Acceptor(Factory):
     def close_all(self) -> Deferred[None]:
         """Close all connections and handshakes. Return a Deferred that fires when all sessions have ended."""
         self.strangers.stop()
-        for link in list(self._handshakes):
+        for link in list(self._counts.handshakes):
             call_isolated(link.close, DropReason.DRAINING)
         drained: Deferred[None] = Deferred()
         if not self.sessions:

@@ -47,7 +47,7 @@ class AttackTests(LinkCase):
         self.assertTrue(stranger.closed)
         self.assertEqual(link.ended_for, reason)
         self.assertEqual(self.factory.relay.drops[reason], 1)
-        self.assertEqual((self.factory.handshakes, len(self.factory._of_address)), (0, 0))
+        self.assertEqual((self.factory.handshakes, len(self.factory._counts)), (0, 0))
 
     def test_garbage_behind_an_upgrade(self) -> None:
         for pieces in ((UPGRADE + b"GET / HTTP/1.1\r\n\r\n",), (UPGRADE, b"\x00\x61" + bytes(97))):
@@ -94,4 +94,4 @@ class AttackTests(LinkCase):
         self.assertTrue(stranger.closed)
         self.assertTrue(stranger.data.endswith(close_frame(NORMAL)))
         self.assertEqual(self.factory.relay.drops[DropReason.HANDSHAKE_ABANDONED], 1)
-        self.assertEqual((self.factory.handshakes, len(self.factory._of_address)), (0, 0))
+        self.assertEqual((self.factory.handshakes, len(self.factory._counts)), (0, 0))

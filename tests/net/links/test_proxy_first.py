@@ -118,7 +118,7 @@ class ProxyFirstTests(LinkCase):
                 self.assertEqual(link.ended_for, DropReason.BAD_PROXY_HEADER)
         self.assertEqual(self.factory.relay.drops[DropReason.BAD_PROXY_HEADER], 4)
         self.assertEqual(set(self.told), {f"behind the proxy {PROXY}"})
-        self.assertEqual((len(self.factory._of_address), self.factory._unnamed), (0, set()))
+        self.assertEqual((len(self.factory._counts), self.factory._unnamed), (0, set()))
 
     def test_an_unfinished_header_ends_with_the_time_for_the_handshake(self) -> None:
         behind = Behind(Protocol(), CLIENT[:20])

@@ -96,8 +96,10 @@ class LimitTests(ProxiedCase):
                 getattr(one.transport, "transport", one.transport).abortConnection()  # type: ignore[union-attr]
         self.network.settle()
         factory = self.factory
-        self.assertEqual((len(factory._of_address), len(factory._shaking_of), len(factory._places)), (0, 0, 0))
-        self.assertEqual((factory._counted_as, factory._unnamed, factory._refused_links), ({}, set(), {}))
+        self.assertEqual(
+            (len(factory._counts._of_address), len(factory._counts._shaking_of), len(factory._places)), (0, 0, 0)
+        )
+        self.assertEqual((factory._counts._counted_as, factory._unnamed, factory._refused_links), ({}, set(), {}))
 
 
 class FullTests(ProxiedCase):
@@ -127,7 +129,7 @@ class FullTests(ProxiedCase):
         self.assertEqual(self.factory.relay.drops[DropReason.TOO_MANY_FROM_ADDRESS], 1)
 
     def test_handshakes_without_a_name_do_not_evict_those_of_direct_clients(self) -> None:
-        self.factory._max_handshakes = 8
+        self.factory._counts._max_handshakes = 8
         for _ in range(8):
             self.join(Protocol(), PROXY)
         waiting = self.join(Protocol(), "198.51.100.7")
