@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -9,6 +10,7 @@ import random
 import re
 import shutil
 import stat
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +295,23 @@ class FilesTests(ParcelCase):
         (self.here / "a").write_bytes(bytes(1000))
         self.patch(Destination, "free", lambda self: 999)
         said = await self.fails(FilesSender(walk([self.here / "a"])))
-        self.assertRegex(said[0], r"^there is not enough room on the disk: [\d.]+ k?B are needed, 999 B are free, ")
+        self.assertRegex(said[0], r"^a: there is not enough room on the disk: [\d.]+ k?B are needed, 999 B are free, ")
+        (self.here / "b").write_bytes(b"")
+        said = await self.fails(FilesSender(walk([self.here / "a", self.here / "b"])))
+        self.assertRegex(said[0], "^a and 1 more: there is not enough room on the disk: ")
+
+    @asynchronous
+    async def test_the_error_of_a_file_in_a_directory_has_its_path(self) -> None:
+        """A directory may have many files of one name."""
+        (self.here / "tree" / "sub").mkdir(parents=True)
+        (self.here / "tree" / "sub" / "a").write_bytes(bytes(1000))
+
+        def fail(place: Destination, item: Item, offset: int) -> FileIO:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a")
+
+        self.patch(Destination, "write_from", fail)
+        said = await self.fails(FilesSender(walk([self.here / "tree"])))
+        self.assertEqual(said[0], "tree/sub/a: No space left on device")
 
     @asynchronous
     async def test_a_file_system_without_free_space_figures_is_not_full(self) -> None:
@@ -383,7 +401,7 @@ class ResumeTests(ParcelCase):
         self.patch(Destination, "free", lambda self: free[0])
         said = await self.fails(FilesSender(walk([self.here / "a"])))
         needed = re.escape(human_size(3_000_000 - part))
-        self.assertRegex(said[0], rf"^there is not enough room on the disk: {needed} are needed.* 1 B are missing$")
+        self.assertRegex(said[0], rf"^a: there is not enough room on the disk: {needed} are needed.* 1 B are missing$")
         free[0] += 1
         await self.send(FilesSender(walk([self.here / "a"])))
         self.assertEqual(self.left(), ["a"])

@@ -323,9 +323,10 @@ class ParcelReceiver(ParcelEnd):
         free = self._place.free()
         needed = self._offer.size - existing
         if free is not None and needed > free:
+            first, *others = (name for name, *_ in self._offer.things)
             raise TransferError(
-                f"there is not enough room on the disk: {human_size(needed)} are needed, {human_size(free)} are free, "
-                f"{human_size(needed - free)} are missing"
+                f"{first}{f' and {len(others)} more' if others else ''}: there is not enough room on the disk: "
+                f"{human_size(needed)} are needed, {human_size(free)} are free, {human_size(needed - free)} are missing"
             )
 
     def _take_offsets(self) -> bool:
@@ -369,8 +370,9 @@ class ParcelReceiver(ParcelEnd):
     def _with_shown_name(self, error: OSError) -> TransferError:
         """Return the error of a file.  It contains the name that the user knows, not that of the partial file."""
         name = Path(error.filename).name if isinstance(error.filename, str) else ""
-        if not name or name.endswith(PART_SUFFIX):
-            name = self._contents.item.path or self._offer.things[0][0] if self._offer.things else ""
+        item = self._contents.item.path
+        if not name or name.endswith(PART_SUFFIX) or name == Path(item).name:
+            name = item or self._offer.things[0][0] if self._offer.things else ""
         return TransferError(f"{name}: {error.strerror}" if name else str(error.strerror))
 
     def _finished(self, paths: list[Path]) -> None:
