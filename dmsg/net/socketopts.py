@@ -129,6 +129,17 @@ def unacknowledged_bytes(transport: object) -> int:
     return 0
 
 
+def outstanding_bytes(transport: object) -> int:
+    """Return the number of bytes that were written to a transport and that the peer's kernel has not acknowledged, the
+    queued ones included. The result is 0 if that is unknown. For TLS over TCP, encrypted bytes are counted.
+    """
+    while not isinstance(transport, Connection):
+        transport = getattr(transport, "transport", None)
+        if transport is None:
+            return 0
+    return (queued_bytes(transport) or 0) + unacknowledged_bytes(transport)
+
+
 def can_half_close(transport: object) -> bool:
     """Whether the transport supports half-close: plain TCP does, TLS does not."""
     return isinstance(transport, Connection) and not transport.TLS

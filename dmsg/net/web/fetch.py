@@ -34,7 +34,7 @@ from zope.interface import implementer
 from dmsg.net.outgoing import outgoing_endpoint
 from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.web.body import read_body
-from dmsg.net.web.plain_client import IDLE_TIMEOUT
+from dmsg.net.web.plain_client import IDLE_TIMEOUT, AckWatch
 from dmsg.net.web.response import MAX_HEAD, HeadTooLong
 
 if TYPE_CHECKING:
@@ -114,10 +114,13 @@ class Body:
 
 
 class _KeptConnection:
-    """Reused connection for one request. If the server has closed the connection meanwhile, the request is repeated
-    over a new one."""
+    """Reused connection for one request. If the server has closed the connection meanwhile, or the connection has died
+    silently, the request is repeated over a new one."""
 
-    def __init__(self, connection: _BoundedConnection, connect: Callable[[], Deferred[Any]]) -> None:
+    def __init__(
+        self, reactor: IReactorTime, connection: _BoundedConnection, connect: Callable[[], Deferred[Any]]
+    ) -> None:
+        self._reactor = reactor
         self._connection = connection
         self._connect = connect
 
@@ -133,8 +136,15 @@ class _KeptConnection:
                 return failure
             return self._connect().addCallback(lambda connection: connection.request(request))
 
+        transport: Any = self._connection.transport
         asking: Deferred[IResponse] = self._connection.request(request)
-        return asking.addErrback(again)
+        watch = AckWatch(self._reactor, transport, transport.abortConnection)
+
+        def answered(result: Any) -> Any:
+            watch.stop()
+            return result
+
+        return asking.addBoth(answered).addErrback(again)
 
 
 class _Pool(HTTPConnectionPool):
@@ -142,8 +152,8 @@ class _Pool(HTTPConnectionPool):
 
     A connection is not reused if the server answered in HTTP/1.0, because such a server closes it even without saying
     so. Any server may close a connection just when a request is sent over it. If no byte of the response has arrived,
-    the request is repeated once over a new connection. The method does not matter, because every request that uses this
-    pool is idempotent.
+    the request is repeated once over a new connection. The same happens if the connection has died silently. The method
+    does not matter, because every request that uses this pool is idempotent.
 
     After the pool is closed, it keeps no connections, even if the response of a pending request arrives later.
     """
@@ -155,7 +165,7 @@ class _Pool(HTTPConnectionPool):
         def wrapped(connection: Any) -> Any:
             if not connection.is_reused:
                 return connection
-            return _KeptConnection(connection, lambda: self._newConnection(key, endpoint))
+            return _KeptConnection(self._reactor, connection, lambda: self._newConnection(key, endpoint))
 
         getting: Deferred[Any] = super().getConnection(key, endpoint)
         return getting.addCallback(wrapped)

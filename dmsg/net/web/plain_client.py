@@ -11,6 +11,7 @@ from typing import cast
 from urllib.parse import quote, urlsplit
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, TimeoutError
+from twisted.internet.error import ConnectionLost
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.protocol import Factory, Protocol, connectionDone
 from twisted.python.failure import Failure
@@ -19,11 +20,16 @@ from dmsg.errors import DmsgError
 from dmsg.net.outgoing import outgoing_endpoint
 from dmsg.net.own_pauses import FairTimeout, TimeLeft, stop_timeout
 from dmsg.net.reactor import cancel_call
+from dmsg.net.socketopts import outstanding_bytes
 from dmsg.net.web.response import ResponseParser
 
 IDLE_TIMEOUT = 20
 """Seconds after which an idle connection is closed. This is less than the 30 s after which a discovery closes it. If a
 POST is sent into a connection that the server closes, the client cannot know whether the server received it."""
+ACK_TIMEOUT = 3.0
+"""Seconds after which a kept connection is considered dead if the peer's kernel does not acknowledge a request. A slow
+program at the other end does not matter, because its kernel acknowledges the request at once. TCP keepalive would not
+help here: it begins only after ``KEEPALIVE_IDLE`` seconds, which is more than ``IDLE_TIMEOUT``."""
 MAX_IDLE = 2
 """Maximum number of idle connections that are kept."""
 _SAFE = "!$%&'()*+,-./:;=?@_~"
@@ -42,12 +48,42 @@ def is_plain(url: str) -> bool:
     return parts.scheme == "http" and is_bare and bool(host) and url.isascii() and not set(host) & set(" %\\\t")
 
 
+class AckWatch:
+    """Check that a request over a kept connection is acknowledged; stop it when the response begins.
+
+    :param transport: transport of the connection, to which the request was just written.
+    :param on_dead: callback invoked once if the peer's kernel acknowledges nothing for a while.
+    """
+
+    def __init__(self, reactor: IReactorTime, transport: object, on_dead: Callable[[], object]) -> None:
+        self._reactor = reactor
+        self._transport = transport
+        self._on_dead = on_dead
+        self._outstanding = 0
+        # Transports may hold back small writes until the next reactor turn, so nothing is measured at once.
+        self._timer = FairTimeout(reactor, ACK_TIMEOUT / 2, self._measure)
+
+    def _measure(self) -> None:
+        self._outstanding = outstanding_bytes(self._transport)
+        if self._outstanding:
+            self._timer = FairTimeout(self._reactor, ACK_TIMEOUT / 2, self._check)
+
+    def _check(self) -> None:
+        if outstanding_bytes(self._transport) >= self._outstanding:
+            self._on_dead()
+
+    def stop(self) -> None:
+        """End the check."""
+        self._timer.stop()
+
+
 class PlainClient:
     """HTTP client of one server, which keeps idle connections for the next request.
 
     The server may close a kept connection just when a request is sent over it. If no byte of a response has arrived,
     the request is then sent once more over a new connection. The method does not matter, because every request made
-    here is idempotent.
+    here is idempotent. The same happens if a kept connection has died silently, for example because this machine was
+    asleep or has changed its network.
 
     :param url: base URL, for which :func:`is_plain` holds.
     :param timeout: seconds until the head of a response is complete, and again until its body is.
@@ -90,12 +126,17 @@ class PlainClient:
         if self._idle:
             kept = self._idle.pop()
             try:
-                return await kept.ask(data, self._limit, time_left.seconds)
+                return await kept.ask(data, self._limit, time_left.seconds, is_kept=True)
             except (CancelledError, TimeoutError, DmsgError):
                 raise
             except Exception:
                 if kept.is_answered:
                     raise
+                if kept.is_dead:
+                    # The other kept connections have probably died, too.
+                    for other in list(self._idle):
+                        other.abort()
+                    self._idle.clear()
         factory = Factory.forProtocol(lambda: _Connection(self._reactor, self._timeout, self._keep_idle, self._lost))
         factory.noisy = False
         endpoint = outgoing_endpoint(self._reactor, self._host, self._port, self._timeout)
@@ -137,6 +178,7 @@ class _Connection(Protocol):
     :param on_free: callback invoked when the connection has become idle; returns whether to keep the connection.
     :ivar lost: Deferred that fires when the connection is lost.
     :ivar is_answered: whether a byte of the response to the last request arrived.
+    :ivar is_dead: whether the peer's kernel has not acknowledged the last request.
     """
 
     def __init__(
@@ -156,12 +198,14 @@ class _Connection(Protocol):
         self._idle_call: IDelayedCall | None = None
         self._loss: Failure | None = None
         self.lost: Deferred[None] = Deferred()
-        self.is_answered = False
+        self.is_answered = self.is_dead = False
+        self._watch: AckWatch | None = None
 
-    def ask(self, data: bytes, limit: int, seconds: float) -> Deferred[tuple[int, bytes]]:
+    def ask(self, data: bytes, limit: int, seconds: float, *, is_kept: bool = False) -> Deferred[tuple[int, bytes]]:
         """Send a request; the Deferred fires with the status code and the body.
 
         :param seconds: seconds after which the request fails if the head of the response has not arrived.
+        :param is_kept: whether the connection was idle, and so may have died unnoticed.
         """
         cancel_call(self._idle_call)
         self._answer = Deferred(lambda _: self._drop())
@@ -173,7 +217,13 @@ class _Connection(Protocol):
         self._timer = FairTimeout(self._reactor, max(0.0, seconds), self._time_out)
         assert self.transport is not None
         self.transport.write(data)
+        if is_kept:
+            self._watch = AckWatch(self._reactor, self.transport, self._died)
         return self._answer
+
+    def _died(self) -> None:
+        self.is_dead = True
+        self._fail(Failure(ConnectionLost("the request was not acknowledged")))
 
     def _drop(self) -> None:
         """End the connection, whose response nobody waits for any more."""
@@ -193,6 +243,7 @@ class _Connection(Protocol):
             self.abort()
             return
         self.is_answered = True
+        self._stop_watch()
         had_head = bool(parser.status)
         try:
             parser.receive_data(data)
@@ -218,7 +269,13 @@ class _Connection(Protocol):
 
     def _cancel_timers(self) -> None:
         stop_timeout(self._timer)
+        self._stop_watch()
         cancel_call(self._idle_call)
+
+    def _stop_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
 
     def _finish(self, parser: ResponseParser) -> None:
         stop_timeout(self._timer)

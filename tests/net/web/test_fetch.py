@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import re
+import socket
+import struct
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 from twisted.internet import reactor
-from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ServerEndpoint, TCP6ServerEndpoint
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.endpoints import TCP4ServerEndpoint, TCP6ServerEndpoint, serverFromString
 from twisted.internet.error import CannotListenError
 from twisted.internet.protocol import Factory, Protocol
+from twisted.internet.ssl import CertificateOptions
 from twisted.internet.task import Clock, deferLater
 from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SkipTest, SynchronousTestCase, TestCase
@@ -22,6 +27,8 @@ from twisted.web.client import ResponseFailed
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import SecKey
+from dmsg.net.socketopts import outstanding_bytes
+from dmsg.net.web import fetch, plain_client
 from dmsg.net.web.body import read_body
 from dmsg.net.web.fetch import WebClient, make_pool
 from dmsg.net.web.response import MAX_HEAD, parse_json
@@ -29,9 +36,14 @@ from dmsg.rmb.errors import RegistryUnavailable
 from dmsg.rmb.registry.client import HTTPRegistry
 from dmsg.rmb.relay.federation.post import Poster
 from dmsg.servers.admission import Hook
+from tests.net.test_carriers import certificate
 from tests.support import asynchronous
 
 KEY = SecKey.from_seed(b"somebody").public
+SO_ATTACH_FILTER = 26
+"""Option of Linux that attaches a packet filter to a socket; the module ``socket`` does not have it."""
+BPF_RETURN = 6
+"""Instruction of a packet filter that ends it with a constant: the number of bytes of the packet to keep."""
 
 
 class Hostile(Protocol):
@@ -221,10 +233,10 @@ class Closing(Protocol):
             self.transport.write(self.answer)
 
 
-class ClosedTests(TestCase):
-    """A kept connection that the other side has closed."""
+class KeptCase(TestCase):
+    """A server whose connections are kept."""
 
-    async def serve(self, answered: int, answer: bytes = Closing.answer) -> str:
+    async def serve(self, answered: int, answer: bytes = Closing.answer, *, tls: bool = False) -> str:
         """:param answered: requests of a connection before it is closed."""
         self.answered = answered
         self.requests: list[bytes] = []
@@ -235,9 +247,19 @@ class ClosedTests(TestCase):
             self.connections[-1].answer = answer
             return self.connections[-1]
 
-        port = await TCP4ServerEndpoint(reactor, 0, interface="127.0.0.1").listen(Factory.forProtocol(build))
+        kind = "tcp:0"
+        if tls:
+            path = Path(self.mktemp())
+            path.write_text(certificate())
+            kind = f"ssl:0:privateKey={path}"
+        endpoint = serverFromString(reactor, f"{kind}:interface=127.0.0.1")
+        port: Any = await endpoint.listen(Factory.forProtocol(build))
         self.addCleanup(port.stopListening)
-        return f"http://127.0.0.1:{port.getHost().port}"
+        return f"http{'s' * tls}://127.0.0.1:{port.getHost().port}"
+
+
+class ClosedTests(KeptCase):
+    """A kept connection that the other side has closed."""
 
     @asynchronous
     async def test_unanswered_requests_are_sent_again(self) -> None:
@@ -278,6 +300,66 @@ class ClosedTests(TestCase):
         for _ in range(3):
             await lookup.ask("POST", "/", b"x")
         self.assertEqual((len(self.connections), len(self.requests)), (3, 3))
+
+
+def stop_receiving(connection: Any) -> None:
+    """Let the kernel drop all that arrives for a socket, as if the other machine had vanished: without an ACK."""
+    program = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RETURN, 0, 0, 0))
+    option = struct.pack("HP", 1, ctypes.addressof(program))
+    connection.getHandle().setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, option)
+
+
+class DeadTests(KeptCase):
+    """A kept connection that has died silently."""
+
+    def setUp(self) -> None:
+        self.patch(plain_client, "ACK_TIMEOUT", 0.3)
+        without_verification = SimpleNamespace(creatorForNetloc=lambda *_: CertificateOptions(verify=False))
+        self.patch(fetch, "BrowserLikePolicyForHTTPS", lambda: without_verification)
+
+    @asynchronous
+    async def test_the_request_is_sent_over_a_new_connection(self) -> None:
+        """By both HTTP clients, and long before the timeout of the request."""
+        for tls in (False, True):
+            lookup = Lookup(reactor, await self.serve(99, tls=tls), timeout=60.0)
+            self.addCleanup(lookup.close)
+            await gatherResults([lookup.ask("GET", "/") for _ in range(2)])
+            for connection in self.connections:
+                transport: Any = connection.transport
+                stop_receiving(transport.transport if tls else transport)
+                self.addCleanup(transport.abortConnection)  # It does not learn that the client has closed it.
+            self.requests.clear()
+            before = reactor.seconds()
+            self.assertEqual(await lookup.ask("POST", "/", b"x"), {})
+            took = reactor.seconds() - before
+            self.assertGreaterEqual(took, 0.3)
+            self.assertLess(took, 20.0)
+            self.assertEqual((self.requests, len(self.connections)), ([b"POST"], 3))
+            self.assertEqual(await lookup.ask("GET", "/"), {})
+
+    @asynchronous
+    async def test_a_slow_server_is_asked_once(self) -> None:
+        """Its kernel acknowledges the request, so the client waits for the answer."""
+        for tls in (False, True):
+            checked: list[int] = []
+
+            def count(transport: object, checked: list[int] = checked) -> int:
+                checked.append(outstanding_bytes(transport))
+                return checked[-1]
+
+            self.patch(plain_client, "outstanding_bytes", count)
+            lookup = Lookup(reactor, await self.serve(99, tls=tls), timeout=60.0)
+            self.addCleanup(lookup.close)
+            await lookup.ask("GET", "/")
+            (connection,) = self.connections
+            connection.answer = b""
+            asking = lookup.ask("GET", "/")
+            while not checked:
+                await deferLater(reactor, 0.01)
+            self.assertEqual(checked, [0])
+            assert connection.transport is not None
+            connection.transport.write(Closing.answer)
+            self.assertEqual((await asking, self.requests), ({}, [b"GET"] * 2))
 
 
 class AddressTests(TestCase):
