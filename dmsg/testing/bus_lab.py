@@ -22,7 +22,8 @@ from dmsg.rmb.relay.settings import RelaySettings
 from dmsg.rmb.twins.identity import Identity
 from dmsg.rmb.twins.twin import Twin
 from dmsg.testing.determinism import START, Determinism, Trace
-from dmsg.testing.network import Host, LabClock, Network
+from dmsg.testing.lab_clock import LabClock
+from dmsg.testing.network import Host, Network
 
 PORT = 8080
 KEY_TYPE = "ed25519"

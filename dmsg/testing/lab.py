@@ -43,7 +43,8 @@ from dmsg.messaging.proofs import OPENINGS
 from dmsg.net.web.fetch import Body, make_pool
 from dmsg.servers.settings import ServerSettings
 from dmsg.testing.determinism import Determinism, Trace
-from dmsg.testing.network import Host, LabClock, Network
+from dmsg.testing.lab_clock import LabClock
+from dmsg.testing.network import Host, Network
 from dmsg.testing.old_relay import make_old
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.policing import Limits

@@ -9,102 +9,41 @@ the same order, if random numbers and time come from the lab, too (:func:`dmsg.t
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from twisted.internet.address import IPv4Address
-from twisted.internet.base import DelayedCall
-from twisted.internet.defer import Deferred
 from twisted.internet.error import (
     AlreadyCalled,
     AlreadyCancelled,
     CannotListenError,
-    ConnectionRefusedError,
     TimeoutError,
-    UserError,
 )
 from twisted.internet.interfaces import (
-    IAddress,
     IConnector,
     IDelayedCall,
     IHostnameResolver,
-    IHostResolution,
     IListeningPort,
     IReactorPluggableNameResolver,
     IReactorTCP,
     IReactorTime,
-    IResolutionReceiver,
 )
 from twisted.internet.protocol import ClientFactory, ServerFactory
 from twisted.internet.task import Clock
-from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.net.own_pauses import forget_pauses
 from dmsg.net.reactor import Reactor
+from dmsg.testing.connectors import Connector, HostNames, Port
 from dmsg.testing.determinism import Trace
-from dmsg.testing.tcp import End, Path
+from dmsg.testing.lab_clock import LabClock
+from dmsg.testing.tcp import End, Machine, Path
 
 if TYPE_CHECKING:
     from twisted.internet.protocol import P
 
 _Result = TypeVar("_Result")
-
-
-class _LabCall(DelayedCall):
-    """Delayed call that keeps its place in the order of its clock when its time changes.
-
-    :ivar due: time at which the call is made. It is the same as that of :meth:`getTime`, but quicker to read.
-    """
-
-    clock: LabClock
-    due: float
-
-    def reset(self, secondsFromNow: float) -> None:
-        super().reset(secondsFromNow)
-        self.clock.move(self)
-
-    def delay(self, secondsLater: float) -> None:
-        super().delay(secondsLater)
-        self.clock.move(self)
-
-
-_due: Callable[[DelayedCall], float] = attrgetter("due")
-
-
-def _do_nothing(call: DelayedCall) -> None:
-    """Do nothing when the time of a call changes, because the call itself then changes its place."""
-
-
-class LabClock(Clock):
-    """Clock for many calls. :class:`~twisted.internet.task.Clock` sorts all calls whenever one is added or made, which
-    takes more than half of the time of a walk. This class inserts each call in order."""
-
-    def callLater(self, delay: float, callable: Callable[..., object], *args: object, **kw: object) -> DelayedCall:
-        call = _LabCall(self.seconds() + delay, callable, args, kw, self._remove, _do_nothing, self.seconds)
-        call.clock = self
-        call.due = call.time
-        insort_right(self.calls, call, key=_due)
-        return call
-
-    def _remove(self, call: DelayedCall) -> None:
-        place = bisect_left(self.calls, _due(call), key=_due)
-        while self.calls[place] is not call:
-            place += 1
-        del self.calls[place]
-
-    def move(self, call: _LabCall) -> None:
-        """Put a call whose time has changed into its place."""
-        self._remove(call)
-        call.due = call.getTime()
-        insort_right(self.calls, call, key=_due)
-
-    def _sortCalls(self) -> None:
-        """Do nothing, because the calls are always in order."""
 
 
 class Network:
@@ -141,11 +80,11 @@ class Network:
         """Return by how many seconds the wall clock of the host whose code runs now is ahead of the lab's clock."""
         return 0.0 if self.running is None else self.running.ahead
 
-    def path(self, source: Host, target: Host) -> Path:
+    def path(self, source: Machine, target: Machine) -> Path:
         """Return the path from one host to another."""
         return self._paths.setdefault((source.name, target.name), Path(self.clock, self.random, self.trace))
 
-    def both_ways(self, first: Host, second: Host) -> tuple[Path, Path]:
+    def both_ways(self, first: Machine, second: Machine) -> tuple[Path, Path]:
         """Return the paths from one host to another and back."""
         return self.path(first, second), self.path(second, first)
 
@@ -185,175 +124,6 @@ class Network:
         return result
 
 
-@implementer(IListeningPort)
-class Port:
-    def __init__(self, host: Host, number: int, factory: ServerFactory) -> None:
-        self.host = host
-        self._number = number
-        self.factory = factory
-
-    def startListening(self) -> None:
-        self.host.ports[self._number] = self
-        self.factory.doStart()
-
-    def stopListening(self) -> Deferred[None] | None:
-        if self.host.ports.get(self._number) is self:
-            del self.host.ports[self._number]
-            self.factory.doStop()
-        return None
-
-    def getHost(self) -> IPv4Address:
-        return IPv4Address("TCP", self.host.address, self._number)
-
-
-@implementer(IConnector)
-class Connector:
-    def __init__(self, host: Host, address: str, port: int, factory: ClientFactory[Any], timeout: float | None) -> None:
-        self.host = host
-        self._target = (address, port)
-        self._factory = factory
-        self._timeout = timeout
-        self._given_up: IDelayedCall | None = None
-        self._started = False
-        self._life = host.life
-        self.transport: End | None = None
-        self.state = "disconnected"
-
-    @property
-    def _is_connecting(self) -> bool:
-        """Whether the connector waits for a connection, and its process was not killed."""
-        return self.state == "connecting" and self._life == self.host.life
-
-    def getDestination(self) -> IPv4Address:
-        return IPv4Address("TCP", *self._target)
-
-    def connect(self) -> None:
-        if not self._started:
-            self._factory.doStart()
-            self._started = True
-        self.state = "connecting"
-        self._factory.startedConnecting(self)
-        if self._timeout is not None:  # As in Twisted, None means that the reactor does not end the attempt.
-            self._given_up = self.host.callLater(self._timeout, self._fail, TimeoutError())
-        self._try()
-
-    def _try(self) -> None:
-        if not self._is_connecting:
-            return
-        network = self.host.network
-        target = network.by_address(self._target[0])
-        if target is None:
-            self.host.callLater(0, self._fail, ConnectionRefusedError())
-            return
-        there, back = network.both_ways(self.host, target)
-        if there.cut_since is not None or back.cut_since is not None:
-            self.host.callLater(1.0, self._try)  # The path is interrupted, so the SYN is lost, and TCP sends another.
-            return
-        there_at = there.arrival(60) - network.clock.seconds()
-        network.clock.callLater(there_at, target.do, lambda: self._arrived(target, there, back))
-        if not target.alive:
-            self.host.callLater(there_at + back.delay, self._fail, ConnectionRefusedError())
-
-    def _arrived(self, target: Host, outward: Path, back: Path) -> None:
-        if not self._is_connecting:
-            return
-        port = target.ports.get(self._target[1])
-        source = IPv4Address("TCP", self.host.address, self.host.free_port())
-        protocol = port.factory.buildProtocol(source) if port is not None else None
-        if protocol is None:
-            self.host.network.clock.callLater(back.delay, self.host.do, lambda: self._fail(ConnectionRefusedError()))
-            return
-        here = End(self.host, target, outward, source, self.getDestination(), self.lost)
-        there = End(target, self.host, back, self.getDestination(), source)
-        here.other, there.other = there, here
-        self.host.ends[here] = None
-        target.ends[there] = None
-        target.accepted += 1
-        there.protocol = protocol
-        protocol.makeConnection(there)
-        self.host.network.clock.callLater(back.delay, self.host.do, lambda: self._up(here))
-
-    def _up(self, end: End) -> None:
-        if not self._is_connecting:
-            end.abortConnection()
-            return
-        self._cancel_timer()
-        if end.loss_reason is not None:
-            self._fail(ConnectionRefusedError())
-            return
-        protocol = self._factory.buildProtocol(self.getDestination())
-        if protocol is None:
-            end.abortConnection()
-            return
-        self.state = "connected"
-        self.transport = end
-        end.protocol = protocol
-        protocol.makeConnection(end)
-        end.deliver()
-
-    def _cancel_timer(self) -> None:
-        if self._given_up is not None and self._given_up.active():
-            self._given_up.cancel()
-
-    def _fail(self, error: Exception) -> None:
-        if not self._is_connecting:
-            return
-        self.state = "disconnected"
-        self._cancel_timer()
-        self._factory.clientConnectionFailed(self, Failure(error))
-        self._stop()
-
-    def _stop(self) -> None:
-        if self.state == "disconnected" and self._started:
-            self._started = False
-            self._factory.doStop()
-
-    def stopConnecting(self) -> None:
-        self._fail(UserError())
-
-    def disconnect(self) -> None:
-        if self.state == "connecting":
-            self.stopConnecting()
-        elif self.transport is not None:
-            self.transport.loseConnection()
-
-    def lost(self, reason: Failure) -> None:
-        """Report to the factory that the connection has ended."""
-        self.state = "disconnected"
-        self._factory.clientConnectionLost(self, reason)
-        self._stop()
-
-
-@implementer(IHostResolution)
-class _Resolution:
-    """Result of resolving a name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def cancel(self) -> None:
-        """Do nothing, because the resolution is already complete."""
-
-
-@implementer(IHostnameResolver)
-class _Names:
-    """Resolver of host names. It resolves only IP addresses, because the hosts have no other names."""
-
-    def resolveHostName(
-        self,
-        resolutionReceiver: IResolutionReceiver,
-        hostName: str,
-        portNumber: int = 0,
-        addressTypes: Sequence[type[IAddress]] | None = None,
-        transportSemantics: str = "TCP",
-    ) -> IHostResolution:
-        resolution = _Resolution(hostName)
-        resolutionReceiver.resolutionBegan(resolution)
-        resolutionReceiver.addressResolved(IPv4Address("TCP", hostName, portNumber))
-        resolutionReceiver.resolutionComplete()
-        return resolution
-
-
 @implementer(IReactorTCP, IReactorTime, IReactorPluggableNameResolver)
 class Host:
     """Simulated host, which is the reactor of the entities that run on it.
@@ -382,7 +152,7 @@ class Host:
         self.accepted = 0
         self.idle_limit = 0.0
         self._next_port = 40_000
-        self.nameResolver: IHostnameResolver = _Names()
+        self.nameResolver: IHostnameResolver = HostNames()
 
     def installNameResolver(self, resolver: IHostnameResolver) -> IHostnameResolver:
         before, self.nameResolver = self.nameResolver, resolver
