@@ -114,16 +114,23 @@ class Connector:
         network = self.host.network
         target = network.by_address(self._target[0])
         if target is None:
-            self.host.callLater(0, self._fail, ConnectionRefusedError())
+            self._refuse(0.0)
             return
         there, back = network.both_ways(self.host, target)
         if there.cut_since is not None or back.cut_since is not None:
-            self.host.callLater(1.0, self._try)  # The path is interrupted, so the SYN is lost, and TCP sends another.
+            network.clock.callLater(
+                1.0, self._try
+            )  # The path is interrupted, so the SYN is lost, and TCP sends another.
             return
         there_at = there.arrival(60) - network.clock.seconds()
         network.clock.callLater(there_at, target.do, lambda: self._arrived(target, there, back))
         if not target.alive:
-            self.host.callLater(there_at + back.delay, self._fail, ConnectionRefusedError())
+            self._refuse(there_at + back.delay)
+
+    def _refuse(self, delay: float) -> None:
+        """Let a refusal arrive after this number of seconds."""
+        clock = self.host.network.clock
+        clock.callLater(delay, self.host.do, lambda: self._fail(ConnectionRefusedError()))
 
     def _arrived(self, target: ConnectingMachine, outward: Path, back: Path) -> None:
         if not self._is_connecting:
@@ -132,7 +139,7 @@ class Connector:
         source = IPv4Address("TCP", self.host.address, self.host.free_port())
         protocol = port.factory.buildProtocol(source) if port is not None else None
         if protocol is None:
-            self.host.network.clock.callLater(back.delay, self.host.do, lambda: self._fail(ConnectionRefusedError()))
+            self._refuse(back.delay)
             return
         here = End(self.host, target, outward, source, self.getDestination(), self.lost)
         there = End(target, self.host, back, self.getDestination(), source)

@@ -262,7 +262,7 @@ class Faults:
 
     def clock_jump(self) -> None:
         """Advance the clock by seconds or minutes at once, as on a machine that was suspended."""
-        self._lab.clock.advance(self._random.choice((5, 60, 600)))
+        self._lab.network.suspend(self._random.choice((5, 60, 600)))
 
     def wall_clock(self) -> None:
         """Set the wall clock of one host wrong, and sometimes make the clock drift. Timers are not affected."""

@@ -24,7 +24,6 @@ from typing import Any, Unpack
 
 from treq.client import HTTPClient
 from twisted.internet.defer import Deferred
-from twisted.internet.endpoints import TCP4ClientEndpoint
 from twisted.internet.task import Clock
 from twisted.python.failure import Failure
 from twisted.web.client import URI, Agent
@@ -34,12 +33,13 @@ from zope.interface import implementer
 from dmsg.base.cipher_names import Cipher
 from dmsg.base.memory import Memory
 from dmsg.clients.server_choice import ServerChoiceOptions
-from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.discovery.lookup.lookup import TIMEOUT, Lookup
 from dmsg.discovery.lookup.lookups import Lookups
 from dmsg.discovery.service.service import Discovery
 from dmsg.discovery.service.settings import DiscoverySettings
 from dmsg.keys import SecKey
 from dmsg.messaging.proofs import OPENINGS
+from dmsg.net.socket_endpoints import TCPEndpoint
 from dmsg.net.web.fetch import Body, make_pool
 from dmsg.servers.settings import ServerSettings
 from dmsg.testing.determinism import Determinism, Trace
@@ -60,8 +60,8 @@ class _Endpoints:
     def __init__(self, host: Host) -> None:
         self._host = host
 
-    def endpointForURI(self, uri: URI) -> TCP4ClientEndpoint:
-        return TCP4ClientEndpoint(self._host, uri.host.decode(), uri.port)
+    def endpointForURI(self, uri: URI) -> TCPEndpoint:
+        return TCPEndpoint(self._host, uri.host.decode(), uri.port, TIMEOUT)
 
 
 class ClientOptions(ServerChoiceOptions, total=False):

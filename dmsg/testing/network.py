@@ -103,6 +103,16 @@ class Network:
             following = next((time for call in calls if (time := call.getTime()) > now), end)
             self.clock.advance(max(0.0, min(following, end, now + step) - now) or step)
 
+    def suspend(self, seconds: float) -> None:
+        """Advance the clock at once while no code runs, as if all machines were suspended. Then resume the hosts that
+        were not paused before."""
+        running = [host for host in self.hosts.values() if not host.is_paused]
+        for host in running:
+            host.pause()
+        self.clock.advance(seconds)
+        for host in running:
+            host.resume()
+
     def wait_for(self, condition: Callable[[], object], seconds: float, step: float) -> None:
         """Advance the clock in steps until a condition is true, but at most for this number of seconds."""
         end = self.clock.seconds() + seconds
@@ -143,6 +153,7 @@ class Host:
         self.alive = True
         self._ahead = self._drift = self._ahead_at = 0.0
         self._paused: list[Callable[[], object]] | None = None
+        self._due: list[Callable[[], object]] = []
         self.life = 0
         self.ports: dict[int, Port] = {}
         # Dictionaries are used as sets, because their order is that of insertion. So runs with the same seed are equal.
@@ -212,11 +223,22 @@ class Host:
         stopped."""
 
     def do(self, action: Callable[[], object]) -> None:
-        """Call a function as code of this host. If the host is paused, call it after the pause. If the host is dead, do
-        nothing."""
+        """Call a function as code of this host, because something has arrived. If the host is paused, call it after the
+        pause and after the timers that are due then. If the host is dead, do nothing."""
         if self._paused is not None:
             self._paused.append(action)
-        elif self.alive:
+        else:
+            self._run(action)
+
+    def do_due(self, action: Callable[[], object]) -> None:
+        """Call the function of a timer that is due. If the host is paused, call it after the pause."""
+        if self._paused is not None:
+            self._due.append(action)
+        else:
+            self._run(action)
+
+    def _run(self, action: Callable[[], object]) -> None:
+        if self.alive:
             before, self.network.running = self.network.running, self
             try:
                 action()
@@ -259,6 +281,7 @@ class Host:
         self.alive = False
         self.life += 1
         self._paused = None
+        self._due.clear()
         self.timers.clear()
         forget_pauses(self)
         self.ports.clear()
@@ -277,13 +300,20 @@ class Host:
         return self._paused is not None
 
     def pause(self) -> None:
-        """Pause the host's process, like ``SIGSTOP``. Its connections stay open, but its code does not run."""
-        if self._paused is None:
+        """Pause the host's process, like ``SIGSTOP``. Its connections stay open, but its code does not run. Do nothing
+        if the process was killed, because the next process is not paused when it starts."""
+        if self.alive and self._paused is None:
             self._paused = []
 
     def resume(self) -> None:
-        """Resume the host's process, like ``SIGCONT``."""
+        """Resume the host's process, like ``SIGCONT``.
+
+        As in Twisted's reactors, the timers that are due run first. Only then is read what has arrived.
+        """
+        due, self._due = self._due, []
         waiting, self._paused = self._paused or [], None
+        for action in due:
+            self.do_due(action)
         for action in waiting:
             self.do(action)
 
@@ -352,7 +382,7 @@ class Timer:
     def _due(self) -> None:
         if self._life == self._host.life:
             due = self._call
-            self._host.do(lambda: self._make(due))
+            self._host.do_due(lambda: self._make(due))
 
     def _make(self, due: IDelayedCall) -> None:
         if self.active() and due is self._call:

@@ -82,7 +82,8 @@ class Machine(Protocol):
         """Call a function later, unless this host was killed before."""
 
     def do(self, action: Callable[[], object]) -> None:
-        """Call a function as code of this host. If the host is paused, call it after the pause."""
+        """Call a function as code of this host, because something has arrived. If the host is paused, call it after the
+        pause."""
 
 
 @implementer(ITCPTransport)

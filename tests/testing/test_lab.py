@@ -167,6 +167,44 @@ class NetworkTests(SynchronousTestCase):
         self.assertEqual((here.data, here.lost), (b"", None))
         self.assertIsInstance(there.lost.value, TimeoutError)
 
+    def test_timers_run_before_arrivals_after_a_pause(self) -> None:
+        """So do Twisted's reactors. Calls that a timer makes later follow what has arrived."""
+        here, there = self.connect()
+        happened: list[str] = []
+        for delay in (4.0, 3.0):
+            self.two.callLater(delay, lambda delay=delay: happened.append(f"{delay} {bytes(there.data)!r}"))
+        self.two.callLater(5.0, self.two.callLater, 0, lambda: happened.append(f"next {bytes(there.data)!r}"))
+        self.two.pause()
+        here.transport.write(b"data")  # type: ignore[union-attr]
+        refused = TCP4ClientEndpoint(self.two, self.one.address, 81, timeout=2).connect(Accepting())
+        self.network.run(6.0)
+        self.two.resume()
+        self.network.run(1.0)
+        self.assertEqual(happened, ["3.0 b''", "4.0 b''", "next b'data'"])
+        self.failureResultOf(refused, TimeoutError)
+
+    def test_a_process_that_was_killed_is_not_paused(self) -> None:
+        self.two.kill()
+        self.two.pause()
+        self.two.revive()
+        happened: list[str] = []
+        self.two.do(lambda: happened.append("started"))
+        self.assertEqual(happened, ["started"])
+
+    def test_a_pause_that_a_timer_begins(self) -> None:
+        """What is due, and what has arrived, waits for the end of this pause, too."""
+        here, there = self.connect()
+        happened: list[bytes] = []
+        self.two.callLater(1.0, self.two.pause)
+        self.two.callLater(2.0, lambda: happened.append(bytes(there.data)))
+        self.two.pause()
+        here.transport.write(b"data")  # type: ignore[union-attr]
+        self.network.run(3.0)
+        for expected in ([], [b""]):
+            self.two.resume()
+            self.assertEqual(happened, expected)
+        self.assertEqual(there.data, b"data")
+
     def test_timers_of_a_host_that_is_paused(self) -> None:
         # In any reactor, a timer that was due during a pause can still be cancelled or postponed by an earlier timer.
         made: list[str] = []
