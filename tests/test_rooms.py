@@ -26,7 +26,7 @@ SCENARIOS = {
     "clients": "addresses expect pauses stopped",
     "collector": "exchange processes",
     "discovery/entries": "deletions",
-    "messaging": "channels discovery endless_channels old_clients recorded_sessions",
+    "messaging": "channels discovery endless_channels old_clients pauses recorded_sessions",
     "net": (
         "entities faults lost_receipts memory messaging old_programs openapi operate provoked resume sites telemetry"
     ),

@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.errors import DmsgTimeout
+from dmsg.errors import DmsgTimeout, DropReason
 from dmsg.testing.lab import Lab
 from tests.support import Accepting, Recorder
 
@@ -96,3 +96,50 @@ class PausedConnectTests(SynchronousTestCase):
         self.lab.network.run(2.0)
         (failure,) = self.results
         self.assertTrue(failure.check(DmsgTimeout))
+
+
+class SuspendedTests(SynchronousTestCase):
+    """All machines are suspended at once, while requests, data and answers are on their way.
+
+    Nobody is to blame, so nobody is blamed: no stream moves or ends, and no connection is closed.
+    """
+
+    def check(self, seconds: float) -> None:
+        lab = Lab(2)
+        self.addCleanup(lab.stop)
+        lab.add_servers(2)
+        clients = [lab.add_client(name) for name in ("alice", "bob", "carol")]
+        lab.settle()
+        for source in lab.network.hosts.values():
+            for target in lab.network.hosts.values():
+                lab.network.path(source, target).delay = 0.1
+        accepting = Accepting()
+        for client in clients:
+            client.listen(accepting, 7)
+        pairs = [(one, two) for one in clients for two in clients if one is not two]
+        connections = [[id(session) for session in client.sessions()] for client in clients]
+        streams: list[Any] = []
+        for number in range(40):
+            one, two = pairs[number % len(pairs)]
+            opening = one.connect(two.public_key, Accepting(), port=7)
+            for stream in streams:
+                stream.transport.write(bytes(20_000))
+            lab.network.run(0.013 * number)
+            lab.network.suspend(seconds)
+            streams.append(lab.result(opening, 3.0))
+        lab.network.run(10.0)
+        self.assertEqual([stream.lost for stream in (*streams, *accepting.built)], [None] * 80)
+        self.assertEqual([client.streams.resumed for client in clients], [0, 0, 0])
+        self.assertEqual([[id(session) for session in client.sessions()] for client in clients], connections)
+        for server in lab.servers.values():
+            # Discovery checks servers from time to time, and ends its connection during the handshake.
+            self.assertLessEqual(set(server.factory.relay.drops), {DropReason.HANDSHAKE_ABANDONED})
+
+    def test_for_seconds(self) -> None:
+        self.check(5.0)
+
+    def test_for_a_minute(self) -> None:
+        self.check(60.0)
+
+    def test_for_ten_minutes(self) -> None:
+        self.check(600.0)

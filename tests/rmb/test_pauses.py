@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,9 +17,10 @@ from dmsg.rmb.registry.client import TIMEOUT, HTTPRegistry
 from dmsg.rmb.registry.tfchain import TfchainRegistry
 from dmsg.rmb.relay.federation.post import POST_TIMEOUT, Poster
 from dmsg.rmb.socket.websocket import CLOSE_TIMEOUT, HANDSHAKE_TIMEOUT, Socket
+from dmsg.testing.bus_lab import BusLab
 from tests.net.test_own_pauses import PausingClock, let_pause, pass_time
 from tests.rmb.network import MemoryCase
-from tests.support import asynchronous
+from tests.support import asynchronous, some
 
 
 class _Silent:
@@ -137,3 +139,34 @@ class CallTests(MemoryCase):
         waiting = Deferred.fromCoroutine(client.when_online(20.0))
         self.paused(waiting, 20.0)
         await self.assertFailure(waiting, CallTimeout)
+
+
+class SuspendedTests(SynchronousTestCase):
+    """All machines are suspended at once, while messages and their confirmations are on their way."""
+
+    def test_nobody_is_blamed(self) -> None:
+        lab = BusLab(1, Path(self.mktemp()))
+        lab._directory.mkdir()
+        self.addCleanup(lab.stop)
+        for name in ("r1", "r2"):
+            lab.add_server(name)
+        twins = [lab.add_twin(name, relay) for name, relay in (("A", "r1"), ("B", "r2"), ("C", "r1"))]
+        lab.settle()
+        lab.delay_all()
+        for twin in twins:
+            twin.serve("echo", lambda request: request.payload)
+        links = [link for twin in twins for link in some(twin.uplink).links]
+        sockets = [link._socket for link in links]
+        pairs = [(one, two) for one in twins for two in twins if one is not two]
+        for number in range(40):
+            calls = [
+                Deferred.fromCoroutine(one.call(some(two.twin).id, "echo", b"%d" % number, timeout=300.0))
+                for one, two in pairs
+            ]
+            lab.network.run(0.011 * number)
+            lab.network.suspend(100.0)
+            lab.network.run(10.0)
+            self.assertEqual({self.successResultOf(call).payload for call in calls}, {b"%d" % number})
+        self.assertEqual([link._socket for link in links], sockets)
+        for relay in lab.servers.values():
+            self.assertEqual(some(relay.switch).rules.drops, {})
