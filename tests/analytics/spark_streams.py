@@ -9,11 +9,14 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from py4j.protocol import Py4JNetworkError
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.analytics import main
 from dmsg.analytics.jobs import RunOutcome
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.main import MAX_SET_BACK, TriggerClock
+from dmsg.cli.pipeline.commands import ends_with_java
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
 
 TIMEOUT = 120.0
@@ -116,3 +119,23 @@ class StreamTests(LakeCase):
         self.wait_for(2)
         self.write(2, MONTH)
         self.wait_for(3)
+
+
+class StoppedStreamTests(SynchronousTestCase):
+    """Streams whose Java a service manager ends, too."""
+
+    def test_the_end_of_java_is_an_error_only_before_the_stream_is_stopped(self) -> None:
+        stop = Event()
+        for error in (ConnectionRefusedError, Py4JNetworkError):
+            stop.clear()
+            with self.assertRaises(error), ends_with_java(stop):
+                raise error
+            stop.set()
+            with ends_with_java(stop):
+                raise error
+
+    def test_other_errors_are_reported(self) -> None:
+        stop = Event()
+        stop.set()
+        with self.assertRaises(LakeError), ends_with_java(stop):
+            raise LakeError("the stream ended")

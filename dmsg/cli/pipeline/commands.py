@@ -212,6 +212,20 @@ def _one_stream(out: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def ends_with_java(stop: threading.Event) -> Iterator[None]:
+    """Context manager that ignores the end of Spark's Java once ``stop`` is set. A service manager sends SIGTERM to all
+    processes of a service, so Java can end first.
+    """
+    from py4j.protocol import Py4JError
+
+    try:
+        yield
+    except (ConnectionError, Py4JError):
+        if not stop.is_set():
+            raise
+
+
 @analytics.command()
 @directory_option("--spool", "Directory or URI into which entities write events.")
 @tables_option()
@@ -263,7 +277,8 @@ def stream(
 
     if receipts is None:
         receipts, _ = _check_receipts(spool, out, clear=clear_keys)
-    with _one_stream(out), session(master, memory, conf, _load_of(spool, receipts, out)) as spark:
+    load = _load_of(spool, receipts, out)
+    with _one_stream(out), ends_with_java(stop), session(master, memory, conf, load) as spark:
         # The signal handlers are set after Spark has started, because Spark replaces them at its start.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
