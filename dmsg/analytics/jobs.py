@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.changes import days_around
+from dmsg.analytics.day_parts import PART_ROWS, part_rows
 from dmsg.analytics.event_rules import LINES_MISSING
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.lake import Lake
@@ -110,6 +111,7 @@ class Pipeline:
     :param tune: True to use the settings for small jobs if there is little to do; False to always use those for large
         jobs.
     :param left: paths of files that could not be read before the run, by reason.
+    :param memory: number of bytes of memory that this process may use; None if it is large.
     """
 
     def __init__(
@@ -121,8 +123,10 @@ class Pipeline:
         progress: Progress = _no_progress,
         tune: bool = True,
         left: Mapping[Reason, set[str]] | None = None,
+        memory: int | None = None,
     ) -> None:
         self.lake = Lake(spark, out)
+        self._part_rows = PART_ROWS if memory is None else part_rows(memory)
         self._spark = spark
         self.now = now or datetime.now(UTC)
         self._progress = progress
@@ -371,6 +375,7 @@ class Pipeline:
                 today=self.now.date(),
                 changed=taken.changed,
                 events_of_day=of_day,
+                part_rows=self._part_rows,
                 collects_all=in_memory,
                 # On a cluster, days are computed by the executors and not in the driver's memory. So the driver's work
                 # does not grow with the amount of data.

@@ -109,12 +109,14 @@ def run(
     out: str,
     progress: Progress,
     left: Mapping[Reason, set[str]] | None = None,
+    memory: int | None = None,
 ) -> RunOutcome:
     """Bring the tables under ``out`` up to date.
 
     :param left: paths of files whose receipts could not be verified, by reason.
+    :param memory: number of bytes of memory that this process may use; None if it is large.
     """
-    return Pipeline(spark, out, progress=progress, left=left).run(sources(spool, receipts))
+    return Pipeline(spark, out, progress=progress, left=left, memory=memory).run(sources(spool, receipts))
 
 
 def stream(
@@ -126,11 +128,13 @@ def stream(
     on_outcome: Callable[[RunOutcome], None],
     stop: threading.Event,
     check: Callable[[], object] = lambda: None,
+    memory: int | None = None,
 ) -> None:
     """Read new files continuously and refine the tables after each batch, until ``stop`` is set.
 
     :param on_outcome: called with the outcome of each refinement that changed the tables.
     :param check: function to call about once a second, which verifies new receipts.
+    :param memory: number of bytes of memory that this process may use; None if it is large.
     :raises SparkFailed: ``spark`` is a Spark Connect session.
     :raises LakeError: one of the streaming queries failed or was stopped.
     """
@@ -138,7 +142,7 @@ def stream(
         raise SparkFailed(
             "a stream needs Spark on this machine; with a Spark Connect server, repeat `dmsg analytics run`"
         )
-    pipeline = Pipeline(spark, out)
+    pipeline = Pipeline(spark, out, memory=memory)
     pipeline.begin_small()
     one_at_a_time = threading.Lock()
     turns = RefinementSchedule()

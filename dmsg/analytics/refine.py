@@ -20,6 +20,7 @@ from dmsg.analytics.affected_tables import IDENTITY, TABLES, AffectedTables
 from dmsg.analytics.broadcasts import bounded
 from dmsg.analytics.changes import ENDS, OBSERVED, Changes, changed_ends, days_around
 from dmsg.analytics.copies import Copies, find_copies
+from dmsg.analytics.day_parts import day_parts
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_tables import MemoryTables, as_rows, rows_of_table
@@ -40,22 +41,6 @@ _DERIVED_OVERALL = ("boot", "placement")
 """Gold tables without days that are computed from other tables without days."""
 _DERIVED_SILVER = ("verdicts", "unfinished")
 """Silver tables that are computed from other silver tables, in the order in which they are computed."""
-PART_ROWS = 1_000_000
-"""Number of events of successive days that are computed in memory together. A run over more events computes the days
-in parts, so that its memory does not grow with the number of days."""
-
-
-def _parts(days: Iterable[str], events: Mapping[str, int]) -> list[tuple[str, ...]]:
-    """Divide days into parts of about :data:`PART_ROWS` events, of at least one day each."""
-    parts: list[list[str]] = []
-    count = 0
-    for day in sorted(days):
-        if not parts or count + events.get(day, 0) > PART_ROWS:
-            parts.append([])
-            count = 0
-        parts[-1].append(day)
-        count += events.get(day, 0)
-    return [tuple(part) for part in parts]
 
 
 def _sums(events: Callable[[], DataFrame]) -> DataFrame:
@@ -86,6 +71,7 @@ class Refinement:
     :param today: day of the run.
     :param changed: days that have new events, by family of events.
     :param events_of_day: number of events of each of these days.
+    :param part_rows: number of events of successive days that are computed in memory together.
     :param collects_all: whether to collect every table and write it with Arrow, because there are few events.
     :param memory: whether tables may be computed in memory, without Spark.
     :param small: whether to write several tables at the same time.
@@ -104,6 +90,7 @@ class Refinement:
         today: date,
         changed: Mapping[str, Iterable[str]],
         events_of_day: Mapping[str, int],
+        part_rows: int,
         collects_all: bool,
         memory: bool,
         small: bool,
@@ -118,7 +105,7 @@ class Refinement:
         self._today = today
         self._small = small
         self._hint = bounded(events)
-        self._parts = _parts(days, events_of_day)
+        self._parts = day_parts(days, events_of_day, part_rows)
         self._memory = memory
         self._memory_tables = cache(self._open_in_memory)
         self._changes = Changes(days, changed)

@@ -68,15 +68,20 @@ ASSUMED_MEMORY = 1024 * 1024 * 1024
 """Memory in bytes that is assumed if the system does not report its size."""
 
 
-def default_limit() -> int:
-    """Return the default limit in bytes: a quarter of the memory that this process may use."""
+def usable_memory() -> int:
+    """Return the number of bytes of memory that this process may use: those of the machine, of its control groups, or
+    of ulimit, whichever are least."""
     said = list(_control_group_limits())
     with suppress(OSError, ValueError):
         # Some systems do not know these names of sysconf(3), or return -1. The value is then ignored.
         said.append(max(0, os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE"))
     said += [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
-    have = min((size for size in said if size > 0), default=ASSUMED_MEMORY)
-    return max(MIN_LIMIT, have // MEMORY_DIVISOR)
+    return min((size for size in said if size > 0), default=ASSUMED_MEMORY)
+
+
+def default_limit() -> int:
+    """Return the default limit in bytes: a quarter of the memory that this process may use."""
+    return max(MIN_LIMIT, usable_memory() // MEMORY_DIVISOR)
 
 
 def _control_group_limits() -> Iterator[int]:

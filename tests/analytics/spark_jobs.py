@@ -25,6 +25,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.analytics import delta
 from dmsg.analytics.bronze import UNCHECKED
 from dmsg.analytics.data_files import File
+from dmsg.analytics.day_parts import BASE_BYTES, EVENT_BYTES, PART_ROWS, day_parts, part_rows
 from dmsg.analytics.jobs import MAX_LINE
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.listing import FULL_LISTING, DirectoriesRead, recent_bytes, spool_source
@@ -475,3 +476,20 @@ class TurnsTests(SynchronousTestCase):
         for passed, due in ((19, False), (1, True)):
             now[0] += passed
             self.assertIs(turns.due(), due)
+
+
+class PartTests(SynchronousTestCase):
+    """Days that are computed in memory together."""
+
+    def test_a_part_has_fewer_events_in_little_memory(self) -> None:
+        mib = 1 << 20
+        self.assertEqual(part_rows(64 << 30), PART_ROWS)
+        rows = part_rows(600 * mib)
+        self.assertLess(rows * EVENT_BYTES + BASE_BYTES, 600 * mib)
+        self.assertGreater(rows, 200_000)
+        self.assertEqual(part_rows(100 * mib), 1)
+
+    def test_each_part_has_whole_days(self) -> None:
+        events = {"1": 40, "2": 50, "3": 20, "4": 200, "5": 1}
+        self.assertEqual(day_parts(["5", "4", "3", "2", "1"], events, 100), [("1", "2"), ("3",), ("4",), ("5",)])
+        self.assertEqual(day_parts(events, events, 1), [("1",), ("2",), ("3",), ("4",), ("5",)])

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import file_columns, functions as F, memory_groups, memory_tables, refine, shards, table_writer
+from dmsg.analytics import file_columns, functions as F, memory_groups, memory_tables, shards, table_writer
 from dmsg.analytics.event_rules import LARGEST_NUMBER
 from dmsg.analytics.expressions import Expression
 from dmsg.analytics.functions import Window
@@ -389,13 +389,12 @@ class _InParts:
 
         put_rows, replace_by_spark = Lake.put, TableWriter.replace
         with (
-            patch.object(refine, "PART_ROWS", 1),
             # The heartbeats of the first day are more, and so are all its events together.
             patch.object(memory_tables, "MEMORY_ROWS", 200),
             patch.object(TableWriter, "replace", replace_rows),
             patch.object(Lake, "put", put),
         ):
-            found.story.run_jobs(progress=lambda *step: found.steps.append(step))
+            found.story.run_jobs(progress=lambda *step: found.steps.append(step), memory=1)
         return found
 
 

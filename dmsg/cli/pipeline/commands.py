@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dmsg.base.memory import usable_memory
 from dmsg.cli import output
 from dmsg.cli.options import WRITTEN_DIRECTORY, WRITTEN_FILE, group
 from dmsg.cli.params import Seconds
@@ -145,7 +146,7 @@ def run(
         if receipts is None:
             receipts, checked = _check_receipts(spool, out, clear=clear_keys)
         with session_on_demand(master, memory, conf, _load_of(spool, receipts, out)) as spark:
-            outcome = jobs.run(spark, spool, receipts, out, tell, checked.left)
+            outcome = jobs.run(spark, spool, receipts, out, tell, checked.left, usable_memory())
     _say_left(outcome.left)
     if checked.refused:
         why = ", ".join(f"{count:,} {reason}" for reason, count in checked.reasons.most_common(5))
@@ -294,7 +295,7 @@ def stream(
             if html is not None and outcome.state.days:
                 jobs.write_report(out, html)
 
-        jobs.stream(spark, spool, receipts, out, f"{every} seconds", told, stop, check)
+        jobs.stream(spark, spool, receipts, out, f"{every} seconds", told, stop, check, usable_memory())
 
 
 @analytics.command()
