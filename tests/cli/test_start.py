@@ -67,7 +67,7 @@ BUDGETS: dict[str, tuple[str, int, frozenset[str]]] = {
     ),
     "a command with a client": (
         BEGIN + OF_PING + OF_CLIENT,
-        548,
+        549,
         HTTP_OF_TWISTED
         | {"twisted.internet.endpoints", "klein", "prometheus_client", "rich", "sqlite3", "segno"}
         | {"service_identity", "cryptography.x509.base", "http.client", "email"},

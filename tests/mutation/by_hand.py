@@ -9,6 +9,7 @@ Change = tuple[str, str]
 _SECURE = "dmsg.streams.core.secure"
 _RESUMPTION = "dmsg.streams.core.resumption"
 _STREAM = "dmsg.net.streams.stream"
+_RECEIVING = "dmsg.net.streams.receiving"
 _STREAMS = "dmsg.streams.streams"
 
 _LATER_NONCES = (
@@ -94,11 +95,11 @@ OF_STREAMS: dict[str, tuple[str, Sequence[Change]]] = {
         ],
     ),
     "unread pieces are joined in the wrong order": (
-        _STREAM,
+        _RECEIVING,
         [("self._unread[-1] += data", "self._unread[-1] = data + self._unread[-1]")],
     ),
     "data overtake what is unread": (
-        _STREAM,
+        _RECEIVING,
         [("if self._paused or self._unread or self._delivering:", "if self._paused or self._delivering:")],
     ),
     "stalls are never noticed": (_STREAMS, [("elif awake - before[1] >= STALL_TIME:", "elif False:")]),

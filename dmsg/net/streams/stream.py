@@ -6,9 +6,7 @@ reports their acknowledgement. Data written in one reactor turn are sent at its 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 from weakref import WeakSet
 
 from twisted.internet.defer import Deferred, fail
@@ -32,22 +30,16 @@ from dmsg.keys import PubKey
 from dmsg.net.own_pauses import FairTimeout, add_fair_timeout, stop_timeout
 from dmsg.net.streams.address import StreamLost, StreamTimeout
 from dmsg.net.streams.deadlines import DeadlineMixin
-from dmsg.net.streams.half_close import HalfClosing
 from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import Outbox, Ticket, tickets_among
 from dmsg.net.streams.producers import ProducerHolder
+from dmsg.net.streams.receiving import Receiving
 
 SEND_LIMIT = 64 * 1024 * 1024
 """Maximum number of unsent bytes of a stream. If an application writes more, the stream is aborted. Only an application
 that ignores back-pressure reaches this limit."""
-UNREAD_PIECES = 64
-"""Number of received pieces that are queued unchanged for a paused application. Above it, small pieces are joined."""
-UNREAD_PIECE = 4096
-"""Maximum number of bytes of a piece into which small received pieces are joined."""
 LINGER = 10.0
 """Seconds without an ACK after which a closing stream no longer waits for acknowledgements."""
-
-_T = TypeVar("_T")
 
 _log = Logger()
 
@@ -57,7 +49,7 @@ UNREAD_STREAMS: WeakSet[StreamTransport] = WeakSet()
 
 
 @implementer(ITransport, IConsumer, IPushProducer)
-class StreamTransport(HalfClosing, DeadlineMixin):
+class StreamTransport(Receiving, DeadlineMixin):
     """Transport that an application's protocol finds as ``self.transport``."""
 
     disconnecting = False
@@ -74,12 +66,12 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def __init__(
         self, reactor: IReactorTime, carrier: StreamCarrier, host: IAddress, peer: IAddress, max_frame: int
     ) -> None:
+        super().__init__()
         self._reactor = reactor
         self.max_frame = max_frame
         self._carrier: StreamCarrier = carrier
         self._host = host
         self._peer = peer
-        self._protocol: IProtocol | None = None
         self._outbox = Outbox()
         self._scheduled = False
         self._linger: FairTimeout | None = None
@@ -88,10 +80,6 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self.away_since: float | None = None
         """Time, by the reactor's clock, since which the stream has been suspended; None while a transport carries it.
         """
-        # State of the receiving direction, and cause of the stream's end.
-        self._paused = False
-        self._delivering = False
-        self._unread: deque[bytes] = NO_QUEUE
         self._loss: Failure | None = None
         self._reason: int = CloseReason.UNSPECIFIED
 
@@ -103,26 +91,6 @@ class StreamTransport(HalfClosing, DeadlineMixin):
         self._call_protocol(protocol.makeConnection, self)
         if self._unread or self._remote_ended:
             self.resume_if_unpaused()
-
-    def data_received(self, data: bytes) -> None:
-        """Deliver or queue data from the remote."""
-        if self._deadlines is not None:
-            self._deadlines.traffic()
-        if self._loss is not None:
-            self._carrier.consumed(len(data))
-            return
-        if self._paused or self._unread or self._delivering:
-            # Small pieces are joined, because many of them would use many times their size in memory.
-            if len(self._unread) > UNREAD_PIECES and len(data) + len(self._unread[-1]) <= UNREAD_PIECE:
-                self._unread[-1] += data
-            elif self._unread is NO_QUEUE:
-                self._unread = deque((data,))
-            else:
-                self._unread.append(data)
-        else:
-            self._deliver(data)
-            if self._unread or self._remote_ended:  # More data arrived, or the remote half-closed, during the call.
-                self.resume_if_unpaused()
 
     def acknowledged(self, ticket: Ticket | None) -> None:
         """Count one frame that was acknowledged."""
@@ -345,53 +313,6 @@ class StreamTransport(HalfClosing, DeadlineMixin):
     def _tell_producer(self) -> None:
         if self._producing.control(self._outbox.size, not self._outbox.waiting) and self.disconnecting:
             self._schedule()
-
-    # --- receiving: IPushProducer ---
-
-    def pauseProducing(self) -> None:
-        """Pause delivery to the application. The remote can still send as much as its window allows (``UNREAD_LIMIT``
-        on a plain stream)."""
-        self._paused = True
-
-    def resumeProducing(self) -> None:
-        """Resume delivery to the application, beginning with the queued data."""
-        self._paused = False
-        if self._delivering:
-            return
-        while self._unread and not self._paused:
-            self._deliver(self._unread.popleft())
-        self._tell_remote_end()
-        if self._loss is not None and not self._unread:
-            self._finish()
-
-    def resume_if_unpaused(self) -> None:
-        """Deliver the queued data, unless the application has paused."""
-        if not self._paused:
-            self.resumeProducing()
-
-    def stopProducing(self) -> None:
-        """Close the stream; the same as :meth:`loseConnection`."""
-        self.loseConnection()
-
-    def _deliver(self, data: bytes) -> None:
-        assert self._protocol is not None
-        if self._call_protocol(self._protocol.dataReceived, data) and self._loss is None:
-            self._carrier.consumed(len(data))
-
-    def _call_protocol(self, method: Callable[[_T], object], argument: _T) -> bool:
-        """Call a method of the application's protocol. An exception ends the stream, as on a TCP connection."""
-        self._delivering = True
-        try:
-            method(argument)
-        except Exception:
-            _log.failure("unhandled error in {protocol!r}", protocol=self._protocol)
-            self._unread = NO_QUEUE
-            self._carrier.close(CloseReason.ABORTED)
-            self._end(Failure(), CloseReason.ABORTED)
-            return False
-        finally:
-            self._delivering = False
-        return True
 
     # --- end of the stream ---
 

@@ -18,7 +18,8 @@ from dmsg.net.streams.half_close import CLOSE_WAIT
 from dmsg.net.streams.interfaces import StreamCarrier
 from dmsg.net.streams.outbox import JOIN_SIZE, LARGEST_PIECE, SMALL_WRITE
 from dmsg.net.streams.producers import SEND_HIGH_WATER
-from dmsg.net.streams.stream import LINGER, UNREAD_PIECE, UNREAD_PIECES, UNREAD_STREAMS, StreamTransport
+from dmsg.net.streams.receiving import UNREAD_PIECE, UNREAD_PIECES
+from dmsg.net.streams.stream import LINGER, UNREAD_STREAMS, StreamTransport
 from tests.net.test_own_pauses import let_pause, pass_time
 from tests.support import Producer, Recorder
 
