@@ -10,11 +10,11 @@ import struct
 from collections.abc import Callable
 
 from twisted.internet.defer import Deferred
-from twisted.internet.interfaces import IDelayedCall, IProtocol, IReactorTime
+from twisted.internet.interfaces import IProtocol, IReactorTime
 from twisted.python.failure import Failure
 
 from dmsg.apps.splice import SplicedConnection, join
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.streams.transports import transport_of
 
 VERSION = 5
@@ -121,10 +121,10 @@ class SocksProtocol(SplicedConnection):
         self._dial = dial
         self._code_of = code_of
         self._request: SocksRequest | None = SocksRequest()
-        self._timer: IDelayedCall | None = None
+        self._timeout: FairTimeout | None = None
 
     def connectionMade(self) -> None:
-        self._timer = self._reactor.callLater(REQUEST_TIMEOUT, self._give_up)
+        self._timeout = FairTimeout(self._reactor, REQUEST_TIMEOUT, self._give_up)
 
     def readConnectionLost(self) -> None:
         super().readConnectionLost()
@@ -133,7 +133,6 @@ class SocksProtocol(SplicedConnection):
             self.transport.loseConnection()
 
     def _give_up(self) -> None:
-        self._timer = None
         assert self.transport is not None
         self.transport.loseConnection()
 
@@ -152,7 +151,7 @@ class SocksProtocol(SplicedConnection):
             return
         if request.target is not None:
             self._request = None
-            cancel_call(self._timer)
+            stop_timeout(self._timeout)
             transport.pauseProducing()
             self._open(*request.target, request.rest)
 
@@ -175,5 +174,5 @@ class SocksProtocol(SplicedConnection):
         self._dial(host, port, other).addCallbacks(connected, failed)
 
     def connectionLost(self, reason: Failure = Failure(Exception("lost"))) -> None:
-        cancel_call(self._timer)
+        stop_timeout(self._timeout)
         super().connectionLost(reason)

@@ -26,7 +26,7 @@ from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.errors import DmsgError, EntryNotFound
 from dmsg.keys import PubKey, SecKey, read_key_file
-from dmsg.net.deadlines import no_answer
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.net.pending import cancellable
 from dmsg.net.proxies import VARIABLES, ProxyError, proxy_for
 from dmsg.net.reactor import Reactor
@@ -288,11 +288,11 @@ async def _invitation(examination: Examination, lookup: Lookup) -> None:
 async def _time_there(reactor: Reactor, examination: Examination, url: str) -> None:
     began, wall = reactor.seconds(), time.time()
     client = WebClient(reactor, make_pool(reactor, persistent=False), CHECK_TIMEOUT)
-    asking = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor, timeout=CHECK_TIMEOUT)
+    asking = client.request("GET", f"{url.rstrip('/')}/health", reactor=reactor)
     try:
-        response = await cancellable(asking)
+        response = await cancellable(add_fair_timeout(asking, CHECK_TIMEOUT, reactor))
         took = reactor.seconds() - began
-        await cancellable(read_body(response, MAX_ANSWER_SIZE).addTimeout(CHECK_TIMEOUT, reactor, no_answer))
+        await cancellable(add_fair_timeout(read_body(response, MAX_ANSWER_SIZE), CHECK_TIMEOUT, reactor))
     except CancelledError:
         raise
     except Exception:  # The next check reports why discovery does not answer.
@@ -355,7 +355,7 @@ async def _server(reactor: Reactor, examination: Examination, client: Client, en
     name = f"server {entry.key.short} at {entry.server.address}"
     try:
         began = reactor.seconds()
-        session = await client.server_session(entry.key).addTimeout(CHECK_TIMEOUT, reactor, no_answer)
+        session = await add_fair_timeout(client.server_session(entry.key), CHECK_TIMEOUT, reactor)
         took = reactor.seconds() - began
         if session.pings.known:
             took = min([await session.ping(CHECK_TIMEOUT) for _ in range(3)])

@@ -9,17 +9,17 @@ from typing import IO, ParamSpec, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IAddress, IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.protocols.basic import LineReceiver
-from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
 from dmsg.base.log_throttle import LogThrottle
 from dmsg.collector.store import FileRejected, Store, StoreFull
 from dmsg.collector.wire import LINE_LIMIT, Answer, Kind, Offer, WireError, parse_offer
 from dmsg.keys import PubKey
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.net.streams.transports import transport_of
 from dmsg.net.threads import in_thread
@@ -45,7 +45,7 @@ class StreamGone(Exception):
     """Error: the stream was closed while an operation for it waited for other operations of the same sender."""
 
 
-class ReceiverProtocol(LineReceiver, TimeoutMixin):
+class ReceiverProtocol(LineReceiver):
     """Protocol of a stream from one sender."""
 
     delimiter = b"\n"
@@ -58,24 +58,27 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         self._part: IO[bytes] | None = None
         self._left = 0
         self._is_over = False
+        self._quiet: FairTimeout | None = None
 
     @property
     def incoming_size(self) -> int:
         """Size in bytes of the file that is being received; 0 if there is none."""
         return 0 if self._offer is None or self._is_over else self._offer.size
 
-    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:
-        # Twisted's TimeoutMixin calls this method by the name ``callLater``.
-        return self._factory.reactor.callLater(seconds, call)
+    def _expect_data(self) -> None:
+        """End the stream if no byte arrives within :data:`QUIET_LIMIT` seconds, from now on."""
+        stop_timeout(self._quiet)
+        self._quiet = FairTimeout(self._factory.reactor, QUIET_LIMIT, self._on_quiet)
 
     # --- received data ---
 
     def connectionMade(self) -> None:
         self._factory.opened(self)
-        self.setTimeout(QUIET_LIMIT)  # type: ignore[no-untyped-call]
+        self._expect_data()
 
     def dataReceived(self, data: bytes) -> None:
-        self.resetTimeout()  # type: ignore[no-untyped-call]
+        if self._quiet is not None:
+            self._quiet.restart()
         super().dataReceived(data)  # type: ignore[no-untyped-call]
 
     def lineReceived(self, line: bytes) -> None:
@@ -124,11 +127,11 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
         occupy all threads.
         """
         self.pauseProducing()  # type: ignore[no-untyped-call]
-        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        stop_timeout(self._quiet)
 
         def done(result: _Result | Failure) -> _Result | Failure:
             if not self._is_over:
-                self.setTimeout(QUIET_LIMIT)  # type: ignore[no-untyped-call]
+                self._expect_data()
             return result
 
         def turn() -> Deferred[_Result]:
@@ -206,11 +209,11 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
     def close(self) -> None:
         """Close the stream. A file that has not arrived completely is discarded."""
         self._is_over = True
-        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        stop_timeout(self._quiet)
         if self.transport is not None:
             self.transport.loseConnection()
 
-    def timeoutConnection(self) -> None:
+    def _on_quiet(self) -> None:
         """Close the stream after :data:`QUIET_LIMIT` seconds without a byte."""
         if self._offer is None:
             self.close()  # If no file is pending, this is a normal end.
@@ -232,7 +235,7 @@ class ReceiverProtocol(LineReceiver, TimeoutMixin):
 
     def connectionLost(self, reason: Failure = Failure(ConnectionDone())) -> None:
         self._is_over = True
-        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        stop_timeout(self._quiet)
         self._discard()
         self._factory.closed(self)
 

@@ -18,11 +18,10 @@ from typing import IO
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectionDone
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.internet.protocol import Factory
 from twisted.logger import Logger
 from twisted.protocols.basic import FileSender, LineReceiver
-from twisted.protocols.policies import TimeoutMixin
 from twisted.python.failure import Failure
 
 from dmsg.apps.transfer import lost_text
@@ -33,6 +32,7 @@ from dmsg.errors import ConnectFailed, DmsgError
 from dmsg.keylock import KeyInUse, KeyLock, hold_key
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.deadlines import no_answer
+from dmsg.net.own_pauses import FairTimeout, stop_timeout
 from dmsg.net.reactor import Reactor
 from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
@@ -68,7 +68,7 @@ class SendError(DmsgError):
     """Error: a file could not be sent now. It stays in the spool."""
 
 
-class SenderProtocol(LineReceiver, TimeoutMixin):
+class SenderProtocol(LineReceiver):
     """Protocol of the stream to the collector. It sends one file after the other."""
 
     delimiter = b"\n"
@@ -79,10 +79,11 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         self._answered: Deferred[Answer] | None = None
         self._file: IO[bytes] | None = None
         self._loss: Failure | None = None
+        self._quiet: FairTimeout | None = None
 
-    def callLater(self, seconds: float, call: Callable[[], None]) -> IDelayedCall:
-        # Twisted's TimeoutMixin calls this method by the name ``callLater``.
-        return self._reactor.callLater(seconds, call)
+    def _note_progress(self) -> None:
+        if self._quiet is not None:
+            self._quiet.restart()
 
     def offer(self, offer: Offer, file: IO[bytes]) -> Deferred[Answer]:
         """Offer a file, and send it if the collector wants it. The caller closes the file.
@@ -95,7 +96,8 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         answered: Deferred[Answer] = Deferred()
         self._answered = answered
         self._file = file
-        self.setTimeout(QUIET_LIMIT)  # type: ignore[no-untyped-call]
+        stop_timeout(self._quiet)
+        self._quiet = FairTimeout(self._reactor, QUIET_LIMIT, self._on_quiet)
         self.sendLine(offer.line())  # type: ignore[no-untyped-call]
         return answered
 
@@ -106,7 +108,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
         return failed
 
     def lineReceived(self, line: bytes) -> None:
-        self.resetTimeout()  # type: ignore[no-untyped-call]
+        self._note_progress()
         try:
             answer = parse_answer(line)
             if self._answered is None or (answer.kind is Kind.SEND and self._file is None):
@@ -120,14 +122,14 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
             return
         answered, self._answered = self._answered, None
         self._file = None
-        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        stop_timeout(self._quiet)
         answered.callback(answer)
 
     def lineLengthExceeded(self, line: bytes) -> None:
         self._end(SendError("an answer is too long"))
 
     def _passed(self, data: bytes) -> bytes:
-        self.resetTimeout()  # type: ignore[no-untyped-call]
+        self._note_progress()
         return data
 
     def _send_failed(self, failure: Failure) -> None:
@@ -135,7 +137,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
             self._end(SendError(f"the file cannot be read: {failure.value}"))
         # Other errors are ignored here. They mean that the stream has ended, and connectionLost reports the reason.
 
-    def timeoutConnection(self) -> None:
+    def _on_quiet(self) -> None:
         """Abort the stream after :data:`QUIET_LIMIT` seconds without an answer and without progress in sending."""
         self._end(SendError(f"nothing came from the collector for {QUIET_LIMIT:g} s"))
 
@@ -145,7 +147,7 @@ class SenderProtocol(LineReceiver, TimeoutMixin):
             transport_of(self).abortConnection()
 
     def _fail(self, failure: Failure) -> None:
-        self.setTimeout(None)  # type: ignore[no-untyped-call]
+        stop_timeout(self._quiet)
         answered, self._answered = self._answered, None
         if answered is not None:
             answered.errback(failure)

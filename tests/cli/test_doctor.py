@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred
 from twisted.internet.endpoints import TCP4ServerEndpoint
 from twisted.internet.task import deferLater
+from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.resource import Resource
 from twisted.web.server import Site
 
 from dmsg.cli.client_run import ONLINE_TIMEOUT
+from dmsg.cli.doctor_run import CHECK_TIMEOUT, Verdict, _server
 from dmsg.discovery.entries.entry import VERSION, Entry, ServerMeta
 from dmsg.discovery.entries.recognition import VERSION_1
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.keys import SecKey, write_key_file
 from tests.cli.test_tools import ToolCase
 from tests.discovery.entries.test_recognition import NOBODY, Elsewhere
+from tests.net.test_own_pauses import PausingClock, pass_time
 from tests.support import asynchronous
 
 
@@ -185,3 +190,22 @@ class DoctorTests(ToolCase):
         self.assertEqual((status, found["entry"]["verdict"]), (0, "note"))
         status, found = await self.examined("-d", self.url)
         self.assertEqual((status, found["key"]["verdict"]), (0, "note"))
+
+
+class PauseTests(SynchronousTestCase):
+    """The command on a machine that pauses."""
+
+    def test_a_server_that_answered_during_the_pause(self) -> None:
+        clock = PausingClock()
+        printed: list[Any] = []
+        examination: Any = SimpleNamespace(print_result=lambda verdict, *texts: printed.append(verdict))
+        client: Any = SimpleNamespace(server_session=lambda key: Deferred())
+        meta = ServerMeta("192.0.2.1:80", 5)
+        entry = Entry(VERSION, 0, 1, SecKey.from_seed(b"server").public.hex(), server=meta)
+        checking = Deferred.fromCoroutine(_server(cast(Any, clock), examination, client, entry))
+        pass_time(clock, 1.0)
+        clock.advance(10 * CHECK_TIMEOUT)
+        pass_time(clock, CHECK_TIMEOUT - 2.0)
+        self.assertEqual(printed, [])
+        pass_time(clock, 2.0)
+        self.assertEqual((printed, self.successResultOf(checking)), ([Verdict.NOTE], False))

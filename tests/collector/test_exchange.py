@@ -19,6 +19,7 @@ from dmsg.collector.wire import LINE_LIMIT, Answer, Kind
 from dmsg.keys import SecKey
 from dmsg.net.streams.address import DmsgAddress
 from tests.collector.support import kept_files, offer_of, packed, spool_name
+from tests.net.test_own_pauses import let_pause, pass_time
 
 ALICE, BOB = (SecKey.from_seed(name).public for name in (b"alice", b"bob"))
 
@@ -150,6 +151,30 @@ class ExchangeTests(SynchronousTestCase):
         self.clock.advance(QUIET_LIMIT)
         self.assertTrue(self.server_closed(idle))
         self.assertEqual(dict(self.factory.refusals), {"silent": 1})
+
+    def test_pauses_of_this_process_end_no_stream(self) -> None:
+        """Neither at the collector, with an unfinished file or without any, nor at a sender."""
+        let_pause(self.clock)
+        stream, idle = Stream(self.clock, self.factory), Stream(self.clock, self.factory)
+        data = packed()
+        stream.sending.offer(offer_of(spool_name(1), data), io.BytesIO(data[:-5])).addErrback(lambda _: None)
+        stream.pump.flush()
+        pass_time(self.clock, 5.0)
+        self.clock.advance(10 * QUIET_LIMIT)
+        pass_time(self.clock, QUIET_LIMIT - 10.0)
+        self.assertEqual((self.server_closed(stream), self.server_closed(idle)), (False, False))
+        pass_time(self.clock, 10.0)
+        self.assertEqual((self.server_closed(stream), self.server_closed(idle)), (True, True))
+        sending = SenderProtocol(self.clock)
+        sending.makeConnection(iosim.makeFakeClient(sending))
+        answered = sending.offer(offer_of(spool_name(2), packed()), io.BytesIO(packed()))
+        pass_time(self.clock, 5.0)
+        self.clock.advance(10 * SENDER_QUIET_LIMIT)
+        pass_time(self.clock, SENDER_QUIET_LIMIT - 20.0)
+        self.assertNoResult(answered)
+        pass_time(self.clock, 20.0)
+        self.failureResultOf(answered, SendError)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_a_silent_or_malformed_collector_ends_the_round(self) -> None:
         for said, why in (

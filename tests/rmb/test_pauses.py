@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from twisted.web.http_headers import Headers
 
 from dmsg.rmb.errors import CallTimeout, RegistryUnavailable
+from dmsg.rmb.peer.files import IDLE_TIMEOUT, FileUploads, _Incoming
 from dmsg.rmb.registry import tfchain
 from dmsg.rmb.registry.client import TIMEOUT, HTTPRegistry
 from dmsg.rmb.registry.tfchain import TfchainRegistry
@@ -104,6 +105,26 @@ class SocketTests(SynchronousTestCase):
             self.assertTrue(self.transport.connected)
             pass_time(self.clock, 0.6 * seconds)
             self.assertEqual((self.transport.connected, self.clock.getDelayedCalls()), (False, []))
+
+
+class UploadTests(SynchronousTestCase):
+    """Files that other peers upload to a peer."""
+
+    def test_an_upload(self) -> None:
+        clock = PausingClock()
+        directory = Path(self.mktemp())
+        directory.mkdir()
+        uploads = FileUploads(clock, directory, cast(Any, None), cast(Any, None), clock.seconds)
+        key = (1, "file")
+        uploads._incoming[key] = _Incoming(directory / "file", 10, None)
+        for _ in range(2):
+            uploads._touch(key)
+            pass_time(clock, 5.0)
+            clock.advance(10 * IDLE_TIMEOUT)
+            pass_time(clock, 0.8 * IDLE_TIMEOUT)
+            self.assertIn(key, uploads._incoming)
+        pass_time(clock, 0.2 * IDLE_TIMEOUT)
+        self.assertEqual((uploads._incoming, clock.getDelayedCalls()), ({}, []))
 
 
 class CallTests(MemoryCase):

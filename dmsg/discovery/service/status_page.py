@@ -21,7 +21,7 @@ from dmsg.discovery.service.api import DiscoveryAPI
 from dmsg.discovery.store.measured import StoreUnavailable
 from dmsg.errors import EntryNotFound, KeyFormatError
 from dmsg.keys import PubKey
-from dmsg.net.deadlines import no_answer
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.pages.history import Quantiles, bucket_counts
 from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
@@ -249,7 +249,8 @@ class DiscoveryStatus(StatusSource):
         try:
             key = PubKey.from_text(self._full_key(text))
             answer = Deferred.fromCoroutine(self._api.reports.entry_of(key.hex()))
-            entry = json.loads(await answer.addTimeout(STORE_TIMEOUT, self._clock, no_answer))
+            found = await add_fair_timeout(answer, STORE_TIMEOUT, self._clock)
+            entry = json.loads(found)
         except (KeyFormatError, ValueError):
             forms = "53 characters, or 66 hexadecimal digits"
             words = f"not a public key ({forms}), nor the first {MIN_KEY_PREFIX} characters of a server's key"

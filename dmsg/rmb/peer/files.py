@@ -20,19 +20,19 @@ import stat
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 from uuid import uuid4
 
 from twisted.internet.defer import Deferred, TimeoutError
-from twisted.internet.interfaces import IDelayedCall, IReactorTime
+from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
 from dmsg.base.eviction import pick_loser, pick_replaced
 from dmsg.base.units import human_size
 from dmsg.directories import free_bytes, sync_directory
-from dmsg.net.own_pauses import add_fair_timeout
-from dmsg.net.reactor import cancel_call
+from dmsg.net.own_pauses import FairTimeout, add_fair_timeout, stop_timeout
 from dmsg.renames import rename_to_new
 from dmsg.rmb.envelope.wire import JSON
 from dmsg.rmb.errors import RmbError
@@ -77,7 +77,7 @@ Answer = Callable[..., None]
 class _Incoming:
     """File that is being received. Its name is ``<id>.part`` until it is complete."""
 
-    __slots__ = ("close", "command", "file", "part", "path", "seen", "size", "spans", "timer", "written")
+    __slots__ = ("close", "command", "file", "part", "path", "seen", "size", "spans", "timeout", "written")
 
     def __init__(self, path: Path, size: int, command: str | None) -> None:
         if path.exists() or path.is_symlink():
@@ -92,7 +92,7 @@ class _Incoming:
         self.written = 0
         self.seen: deque[bytes] = deque(maxlen=SEEN_WRITES)
         self.close: tuple[ReceivedMessage, Answer] | None = None
-        self.timer: IDelayedCall | None = None
+        self.timeout: FairTimeout | None = None
 
     def write(self, offset: int | None, data: bytes, signature: bytes) -> None:
         """Write data at ``offset``; with None, append them to the earlier writes without offset.
@@ -339,10 +339,10 @@ class FileUploads:
 
     def _touch(self, key: tuple[int, str]) -> None:
         incoming = self._incoming[key]
-        if incoming.timer is not None and incoming.timer.active():
-            incoming.timer.reset(IDLE_TIMEOUT)
+        if incoming.timeout is not None and incoming.timeout.active():
+            incoming.timeout.restart()
         else:
-            incoming.timer = self._reactor.callLater(IDLE_TIMEOUT, self._give_up, key)
+            incoming.timeout = FairTimeout(self._reactor, IDLE_TIMEOUT, partial(self._give_up, key))
 
     def _give_up(self, key: tuple[int, str], reason: str = "bytes of the file are missing") -> None:
         incoming = self._incoming.pop(key, None)
@@ -356,7 +356,7 @@ class FileUploads:
             close[1](b"", (ERROR, reason))
 
     def _release(self, incoming: _Incoming) -> None:
-        cancel_call(incoming.timer)
+        stop_timeout(incoming.timeout)
         # The error is ignored, because fsync has already reported any error of the writes.
         with contextlib.suppress(OSError):
             os.close(incoming.file)

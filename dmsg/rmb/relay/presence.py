@@ -9,6 +9,7 @@ from twisted.internet.interfaces import IReactorTime
 
 from dmsg.base.bounded_tables import decrement
 from dmsg.base.priority_queue import PriorityQueue
+from dmsg.net.own_pauses import add_fair_timeout
 from dmsg.rmb.relay.sessions import RelaySession
 from dmsg.rmb.twins.address import Session
 
@@ -126,7 +127,7 @@ class Presence:
                 self._coming_back.pop(session, None)
             return False
 
-        return waiting.addTimeout(COME_BACK, self._clock, too_late)
+        return add_fair_timeout(waiting, COME_BACK, self._clock, too_late)
 
     def stop(self) -> None:
         """Stop waiting for sessions."""

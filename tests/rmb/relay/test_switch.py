@@ -32,7 +32,7 @@ from dmsg.rmb.relay.sessions import MAX_UNWATCHED_SIZE, RelaySession
 from dmsg.rmb.relay.switch import FRAGMENT_BURST, Switch
 from dmsg.rmb.twins.address import Session
 from dmsg.rmb.twins.twin import Twin
-from tests.net.test_own_pauses import let_pause
+from tests.net.test_own_pauses import let_pause, pass_time
 from tests.rmb.support import StrictClock
 
 A, B, C, NOBODY = 1, 2, 3, 9
@@ -328,6 +328,17 @@ class WayTests(SwitchCase):
         self.assertIs(self.successResultOf(here.wait_for_session(away)), True)
         here._started = self.clock.seconds() - presence.START_GRACE
         self.assertIs(self.successResultOf(here.wait_for_session(other)), False)
+
+    def test_pauses_of_this_process_do_not_count_while_a_receiver_is_awaited(self) -> None:
+        let_pause(self.clock)
+        here = self.switch.presence
+        here._started = self.clock.seconds()
+        waiting = here.wait_for_session(Session(B))
+        pass_time(self.clock, 0.5)
+        self.clock.advance(100 * presence.COME_BACK)
+        self.assertNoResult(waiting)
+        self.connect(B)
+        self.assertIs(self.successResultOf(waiting), True)
 
     def test_messages_are_not_written_down_before_delivery_by_default(self) -> None:
         session, wire = RelaySession(self.switch, Session(A), resends=False), Wire()
