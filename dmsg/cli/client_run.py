@@ -152,6 +152,7 @@ class _Run:
                 later(self._running.cancel)
             elif times == MAX_SIGNALS:
                 os._exit(self._stopped_with)
+            output.interrupt_write()
 
         signal.signal(signal.SIGTERM, ended)
         # If the parent process ignores SIGINT, as a shell does for background jobs, the signal stays ignored.

@@ -59,6 +59,8 @@ class _Output:
         """Whether the user has ended the command, as with Ctrl-C."""
         self.cancel: Callable[[], None] | None = None
         """Callback that cancels the running command; None if no command runs in a reactor."""
+        self.writes_to: int | None = None
+        """Descriptor to which :func:`say` is writing a line; None if it is not."""
 
 
 state = _Output()
@@ -77,9 +79,32 @@ def say(text: str = "", *, err: bool = False, wraps: bool = False, as_it_is: boo
         if err or wraps:
             text = wrap(text, columns_of_messages() if err else columns())
     try:
-        click.echo(text, err=err, color=as_it_is or None)
+        try:
+            state.writes_to = 2 if err else 1
+            click.echo(text, err=err, color=as_it_is or None)
+        finally:
+            state.writes_to = None
+    except _WriteInterrupted:
+        state.writes_to = None
+        to_null(*_stream_of(err=err))
     except (OSError, ValueError) as error:
         mark_output_failed(error, err=err)
+
+
+class _WriteInterrupted(Exception):
+    """Error: the user has ended the command while a write waited for the reader of a pipe."""
+
+
+def interrupt_write() -> None:
+    """End the write of :func:`say` that is under way, if it is blocked.  Only handlers of signals call this function.
+
+    A write blocks while the reader of a pipe does not read.  Python would continue the write after the handler, and the
+    command would not end.
+    """
+    import select
+
+    if state.writes_to is not None and not select.select([], [state.writes_to], [], 0)[1]:
+        raise _WriteInterrupted
 
 
 def tell(text: str, /, **fields: object) -> None:
@@ -142,7 +167,7 @@ def mark_output_failed(error: Exception, *, err: bool) -> None:
     :param err: whether standard error has failed, and not standard output.
     """
     is_pipe = isinstance(error, BrokenPipeError | ValueError)
-    to_null(sys.stderr if err else sys.stdout, 2 if err else 1)
+    to_null(*_stream_of(err=err))
     if err:
         return  # Only standard error has failed, so the command continues, but prints no messages.
     state.status = EXIT_PIPE if is_pipe else 1
@@ -184,6 +209,11 @@ def cannot_write(error: OSError | None) -> Exception:
     if error is None or isinstance(error, BrokenPipeError | ConnectionResetError):
         return BrokenPipeError()
     return DmsgError(f"standard output: {error.strerror}")
+
+
+def _stream_of(*, err: bool) -> tuple[TextIO, int]:
+    """Return standard error or standard output, and its descriptor."""
+    return (sys.stderr, 2) if err else (sys.stdout, 1)
 
 
 def to_null(stream: TextIO, descriptor: int) -> None:

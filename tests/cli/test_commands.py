@@ -24,6 +24,9 @@ from tests.forking import COMMAND
 from tests.net.support import EntityCase
 from tests.support import asynchronous
 
+LONGEST_LINE = 100
+"""Bytes of a line that a command prints again and again."""
+
 
 class Command(ProcessProtocol):
     """Run of ``dmsg``."""
@@ -82,10 +85,13 @@ class CommandCase(EntityCase):
         size = fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
         command = self.start(*arguments, stdout=write, **environment)
         os.close(write)
+        waiting = 0
 
         def is_full() -> bool:
-            waiting = fcntl.ioctl(read, termios.FIONREAD, bytes(4))
-            return int.from_bytes(waiting, sys.byteorder) == size
+            nonlocal waiting
+            before, waiting = waiting, int.from_bytes(fcntl.ioctl(read, termios.FIONREAD, bytes(4)), sys.byteorder)
+            # A line that does not fit is not written in part.
+            return waiting > size - LONGEST_LINE and waiting == before
 
         return command, is_full
 

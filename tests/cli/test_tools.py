@@ -267,8 +267,20 @@ class ForwardTests(ToolCase):
             self.assertEqual(await threads.deferToThread(talk, local, b"hi", 2), expected)
 
 
-class WebTests(ToolCase):
-    """HTTP over dmsg."""
+class UnreadTests(ToolCase):
+    """Commands whose standard output is a pipe that nobody reads."""
+
+    @asynchronous
+    async def test_one_signal_ends_a_command_that_waits_in_a_write(self) -> None:
+        await self.network()
+        listening = self.tool("nc", "-l", "7", "-k", "alice.key", "--create")
+        await self.said(listening, "listening")
+        pings = "ping", "alice", "--count=100000", "--interval=0", "--min-servers=1"
+        for name, status in (("INT", 130), ("TERM", 143)):
+            pinging, is_full = self.start_with_full_pipe(*pings, **self.environment)
+            await self.until(is_full)
+            pinging.transport.signalProcess(name)  # type: ignore[union-attr]
+            self.assertEqual((await pinging.ended, pinging.err), (status, b""))
 
     @asynchronous
     async def test_one_ctrl_c_ends_curl_whose_output_is_not_read(self) -> None:
@@ -290,6 +302,10 @@ class WebTests(ToolCase):
             curling = self.start("curl", url, stdout=full.fileno(), **self.environment)
         said = b"dmsg: standard output: No space left on device\n"
         self.assertEqual((await curling.ended, curling.err), (1, said))
+
+
+class WebTests(ToolCase):
+    """HTTP over dmsg."""
 
     @asynchronous
     async def test_serve_and_curl(self) -> None:
