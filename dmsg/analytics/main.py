@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -40,6 +40,11 @@ half of a stream's time.
 """
 MAX_SET_BACK = 2.0
 """Seconds by which the system's clock may be set back before the streaming queries are started again."""
+BATCH_CHECK_INTERVAL = 0.1
+"""Seconds between two checks, at the end of a stream, whether a query is still within a batch."""
+MAX_CHECKS = 100
+"""Maximum number of these checks. After them, a query is stopped that still lists files, as in an object store that
+does not answer. A batch that writes to the tables is not interrupted."""
 
 
 class TriggerClock:
@@ -173,17 +178,11 @@ def stream(
                 with one_at_a_time:
                     pipeline.run_claimed(refine)
             _check_active(queries)
-            if clock.was_set_back():
-                with one_at_a_time:
-                    if _stop_idle(queries):
-                        queries = start_queries()
-                        clock.restart()
+            if clock.was_set_back() and _stop_idle(queries, one_at_a_time):
+                queries = start_queries()
+                clock.restart()
     finally:
-        # The lock is acquired before the queries are stopped, because stopping a query within a batch would interrupt
-        # its commit.
-        with one_at_a_time:
-            for query in queries:
-                query.stop()
+        end_queries(queries, one_at_a_time)
 
 
 def _check_active(queries: Sequence[StreamingQuery]) -> None:
@@ -194,14 +193,38 @@ def _check_active(queries: Sequence[StreamingQuery]) -> None:
             raise LakeError(f"the stream {query.name} ended: {_reason(error)}") from error
 
 
-def _stop_idle(queries: Sequence[StreamingQuery]) -> bool:
-    """Stop the queries and return True, unless one of them is within a batch. Such a query is not stopped, because it
-    may wait for the lock that the caller holds.
+def end_queries(
+    queries: Sequence[StreamingQuery],
+    lock: AbstractContextManager[object],
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Stop the queries after their batches.
+
+    :param lock: lock that a query holds while it writes a batch.
     """
-    if any(query.status["isTriggerActive"] for query in queries):
-        return False
-    for query in queries:
-        query.stop()
+    for _ in range(MAX_CHECKS):
+        if _stop_idle(queries, lock):
+            return
+        sleep(BATCH_CHECK_INTERVAL)
+    # No batch waits for the lock any more, because the lock was free during the checks.
+    _stop_idle(queries, lock, also_active=True)
+
+
+def _stop_idle(
+    queries: Sequence[StreamingQuery], lock: AbstractContextManager[object], *, also_active: bool = False
+) -> bool:
+    """Stop the queries and return True, unless one of them is within a batch.
+
+    Stopping a query within a batch would interrupt its commit. If the batch waited for ``lock``, stopping would not
+    return.
+
+    :param also_active: stop the queries even if one of them is within a batch.
+    """
+    with lock:
+        if not also_active and any(query.status["isTriggerActive"] for query in queries):
+            return False
+        for query in queries:
+            query.stop()
     return True
 
 

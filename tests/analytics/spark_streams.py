@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread, current_thread
+from types import SimpleNamespace
 from typing import Any
 
 from py4j.protocol import Py4JNetworkError
@@ -15,7 +16,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from dmsg.analytics import main
 from dmsg.analytics.jobs import RunOutcome
 from dmsg.analytics.lake_error import LakeError
-from dmsg.analytics.main import MAX_SET_BACK, TriggerClock
+from dmsg.analytics.main import MAX_CHECKS, MAX_SET_BACK, TriggerClock
 from dmsg.cli.pipeline.commands import ends_with_java
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
 
@@ -49,6 +50,27 @@ class TriggerClockTests(SynchronousTestCase):
         self.assertTrue(self.is_set_back_after(5, -7200))
 
 
+class BatchAfterStop:
+    """Lock that a batch gets only after the stream's own thread, which creates the lock, has had it at its end."""
+
+    def __init__(self, stop: Event, batch_waits: Event) -> None:
+        self._lock = Lock()
+        self._stop = stop
+        self._batch_waits, self._batch_may = batch_waits, Event()
+        self._thread = current_thread()
+
+    def __enter__(self) -> None:
+        if current_thread() is not self._thread:
+            self._batch_waits.set()
+            self._batch_may.wait()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if current_thread() is self._thread and self._stop.is_set():
+            self._batch_may.set()
+
+
 class StreamTests(LakeCase):
     """A stream over this test's spool, in a thread."""
 
@@ -59,9 +81,10 @@ class StreamTests(LakeCase):
         boot.beats(DAY, "08:00:30", 10, sessions=1, transports=0, capacity=5)
         self.rows = boot.rows
         self.events = 0
+        self.stop = Event()
 
-    def begin(self, every: str) -> None:
-        stop = Event()
+    def begin(self, every: str) -> Thread:
+        stop = self.stop
         failed: list[BaseException] = []
 
         def told(outcome: RunOutcome) -> None:
@@ -73,7 +96,7 @@ class StreamTests(LakeCase):
             except BaseException as error:
                 failed.append(error)
 
-        thread = Thread(target=run)
+        thread = Thread(target=run, daemon=True)
         thread.start()
 
         def end() -> None:
@@ -83,6 +106,7 @@ class StreamTests(LakeCase):
             self.assertEqual(failed, [])
 
         self.addCleanup(end)
+        return thread
 
     def wait_for(self, events: int) -> None:
         deadline = time.monotonic() + TIMEOUT
@@ -119,6 +143,59 @@ class StreamTests(LakeCase):
         self.wait_for(2)
         self.write(2, MONTH)
         self.wait_for(3)
+
+    def test_a_batch_that_waits_at_the_end_is_read(self) -> None:
+        """To stop its query would wait for the batch, which would wait for the lock of who stops it."""
+        batch_waits = Event()
+        self.patch(main, "threading", SimpleNamespace(Lock=lambda: BatchAfterStop(self.stop, batch_waits)))
+        self.write(0)
+        thread = self.begin("1 second")
+        self.assertTrue(batch_waits.wait(TIMEOUT))
+        self.stop.set()
+        thread.join(TIMEOUT)
+        self.assertFalse(thread.is_alive())
+        self.assertEqual(self.run_jobs().events, 0, "the stream has read the file")
+
+
+class Query:
+    """Query that lists files for as long as a test says.
+
+    :param checks: number of checks after which the query is idle.
+    """
+
+    def __init__(self, checks: int) -> None:
+        self._checks = checks
+        self.stopped_after: int | None = None
+        self.checked = 0
+
+    @property
+    def status(self) -> dict[str, bool]:
+        self.checked += 1
+        return {"isTriggerActive": self.checked <= self._checks}
+
+    def stop(self) -> None:
+        self.stopped_after = self.checked
+
+
+class EndTests(SynchronousTestCase):
+    """Queries at the end of their stream."""
+
+    def ended(self, checks: int) -> int | None:
+        query: Any = Query(checks)
+        lock = Lock()
+
+        def sleep(seconds: float) -> None:
+            self.assertFalse(lock.locked(), "a batch can be written meanwhile")
+
+        main.end_queries([query], lock, sleep)
+        return query.stopped_after
+
+    def test_a_query_is_stopped_once_it_is_idle(self) -> None:
+        self.assertEqual(self.ended(0), 1)
+        self.assertEqual(self.ended(3), 4)
+
+    def test_a_query_that_is_never_idle_is_stopped_too(self) -> None:
+        self.assertEqual(self.ended(MAX_CHECKS + 10), MAX_CHECKS)
 
 
 class StoppedStreamTests(SynchronousTestCase):
