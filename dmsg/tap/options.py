@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO, TypeVar, cast
+from typing import Any, ClassVar, NoReturn, Self, TextIO, TypeVar, cast
 
 from twisted.application.app import ServerOptions
 from twisted.logger import (
@@ -215,16 +216,33 @@ class EntityOptions(UsageOptions):
     def _letter(self, name: str) -> str | None:
         return next((short for short, long in self.synonyms.items() if long == name and len(short) == 1), None)
 
+    def opt_help(self) -> None:
+        """Display this help and exit."""
+        _print_and_exit(str(self))
+
     def opt_version(self) -> None:
         """Show the version of dmsg and exit"""
-        sys.stdout.write(f"dmsg {program_version()}\n")
-        raise SystemExit(0)
+        _print_and_exit(f"dmsg {program_version()}")
 
     opt_V = opt_version
 
     def opt_h(self) -> None:
         """The same as --help"""
-        self.opt_help()  # type: ignore[no-untyped-call]
+        self.opt_help()
+
+
+def _print_and_exit(text: str) -> NoReturn:
+    """Print a text to standard output and end the process; with status 141 if the reader of a pipe has ended, such as
+    ``head``.
+    """
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The flush at exit would fail, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    raise SystemExit(0)
 
 
 def _appending(row: Option) -> Callable[[EntityOptions, str], None]:

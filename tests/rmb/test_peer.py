@@ -642,7 +642,7 @@ class LocalSideTests(PeerCase):
         for members, code, text in (
             ({"dat": "!"}, 101, "dat is not base64"),
             ({"exp": 0}, 102, "request has no expiration (exp is 0)"),
-            ({"exp": 5, "now": int(self.now()) - 10}, 102, "request has expired"),
+            ({"exp": 5, "now": int(self.now()) - 10}, 102, "request has expired: it was made 1"),
             ({"dst": []}, 101, "dst must name"),
             ({"dst": ["1"]}, 101, "dst is missing or not a list of twins"),
             ({"cmd": None}, 101, "cmd is missing"),

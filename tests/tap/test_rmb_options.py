@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import socket
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -174,6 +176,21 @@ class HelpTests(SynchronousTestCase):
         """Every plugin can say what it takes."""
         for module, word in ((rmb_relay, "--domain"), (rmb_peer, "--relay"), (rmb_registry, "--store")):
             self.assertIn(word, module.Options().getUsage())
+
+    def test_help_in_a_pipe_whose_reader_has_ended_prints_no_traceback(self) -> None:
+        """As in ``twistd rmb-peer --help | head``."""
+        for option in ("--help", "-h", "--version"):
+            reading, writing = os.pipe()
+            os.close(reading)
+            with open(writing, "wb") as pipe:
+                done = subprocess.run(
+                    [sys.executable, "-c", "from twisted.scripts.twistd import run; run()", "rmb-peer", option],
+                    stdout=pipe,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    timeout=60,
+                )
+            self.assertEqual((done.returncode, done.stderr), (128 + signal.SIGPIPE, ""), option)
 
 
 class RegistryOptionsTests(SynchronousTestCase):

@@ -253,7 +253,9 @@ class RmbPeer(Service):
             error_text = "request has expired" if request.expiration else "request has no expiration (exp is 0)"
             if request.expiration and ttl(life.timestamp, life.expiration, int(at)) is None:
                 # The request had expired before the peer read it from Redis.
-                error_text += f": it was made {int(at) - life.timestamp} s before the peer read it; is a clock wrong?"
+                error_text += (
+                    f": it was made {int(at) - request.timestamp} s before the peer read it; is a clock wrong?"
+                )
             await self._push_error(request.reply_to, request.reference, (VALIDATION, error_text), once=(uid, "expired"))
             return
         plugin, _, command = request.command.partition(".")
