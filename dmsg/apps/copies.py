@@ -58,9 +58,13 @@ class CopyBusy(CopyCut):
     """
 
 
-def transfer_result(name: str, result: SentParcel | ReceivedParcel) -> TransferResult:
-    """Return the result of a copy from the result of its parcel."""
-    return TransferResult(name, result.size, result.seconds, result.sha256, bool(result.changed))
+def transfer_result(name: str, result: SentParcel | ReceivedParcel, size: int | None = None) -> TransferResult:
+    """Return the result of a copy from the result of its parcel.
+
+    :param size: bytes of all files of the parcel; None if they are not known.
+    """
+    resumed = 0 if size is None else max(0, size - result.size)
+    return TransferResult(name, result.size, result.seconds, result.sha256, bool(result.changed), resumed)
 
 
 class Copy(Protocol):
@@ -98,7 +102,7 @@ class Copy(Protocol):
 
     def _parcel_done(self, result: SentParcel | ReceivedParcel) -> None:
         if not self.done.called:
-            self.done.callback(transfer_result(self._name, result))
+            self.done.callback(transfer_result(self._name, result, self._size))
 
     def _failed(self, failure: Failure) -> None:
         if self.done.called:

@@ -39,6 +39,7 @@ class TransferResult:
     :ivar seconds: duration from acceptance to the final answer.
     :ivar sha256: hash in hexadecimal of a file; empty for a directory.
     :ivar changed: whether somebody changed the source while it was sent.
+    :ivar resumed: number of bytes that an earlier transfer had transferred.
     """
 
     name: str
@@ -46,6 +47,7 @@ class TransferResult:
     seconds: float
     sha256: str
     changed: bool = False
+    resumed: int = 0
 
     @property
     def rate(self) -> float:

@@ -24,7 +24,7 @@ from dmsg.apps.paths import regular_size
 from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import TransferError
 from dmsg.base.units import human_size
-from dmsg.cli.files.send_by_key import say_left_out
+from dmsg.cli.files.send_by_key import resumed_text, say_left_out
 from dmsg.cli.output import notice, say, tell
 from dmsg.cli.reconnect_notice import clock_time
 from dmsg.clients.address_book import AddressBook
@@ -332,7 +332,8 @@ async def copy_one(
             watching.stop()
     tell(
         f"{done.name}: {human_size(done.size)} in {done.seconds:.2f} s, {human_size(done.rate)}/s"
-        + (f", sha256 {done.sha256}" if done.sha256 else ""),
+        + (f", sha256 {done.sha256}" if done.sha256 else "")
+        + resumed_text(done.resumed),
         copied=done.name,
         bytes=done.size,
         seconds=done.seconds,

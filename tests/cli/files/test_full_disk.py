@@ -14,6 +14,7 @@ from typing import Any
 from twisted.trial.unittest import SkipTest
 
 from dmsg.apps.partial_files import part_name
+from dmsg.base.units import human_size
 from tests.cli.files.test_send_by_code import CodeCase
 from tests.cli.test_commands import Command
 from tests.support import asynchronous
@@ -112,17 +113,20 @@ class FullDiskTests(CodeCase):
         await self.ends(copying, 4)
         self.assertRegex(copying.err.decode(), rf"(?m)^dmsg: .*{CAUSE}$")
         await self.said(peer, CAUSE)
-        await self.resumes(inbox, "film", f"{key}:")
+        await self.resumes(inbox, "film", f"{key}:", "--json")
 
     async def listens(self, *arguments: str) -> tuple[Command, str]:
         peer = self.tool("cp", "--listen", *arguments, "--anyone", "--min-servers=1", "-k", "peer.key", "--create")
         return peer, (await self.said(peer, r"is at ([a-z2-7]{53}):"))[1]
 
-    async def resumes(self, inbox: Path, source: str, target: str) -> None:
+    async def resumes(self, inbox: Path, source: str, target: str, *options: str) -> None:
         size = self.kept(inbox)
-        status, out, err = await self.run_command(
-            "cp", source, target, "--json", "--min-servers=1", "-k", "me.key", "--create", **self.environment
-        )
+        arguments = ("cp", source, target, "--min-servers=1", "-k", "me.key", "--create")
+        status, out, err = await self.run_command(*arguments, *options, **self.environment)
         self.assertEqual(status, 0, err)
-        self.assertEqual(json.loads(out.splitlines()[-1])["bytes"], SIZE - size)
+        if options:
+            self.assertEqual(json.loads(out.splitlines()[-1])["bytes"], SIZE - size)
+        else:
+            self.assertTrue(out.startswith(f"film: {human_size(SIZE - size)} in "), out)
+            self.assertTrue(out.endswith(f"; {human_size(size)} had arrived before\n"), out)
         self.assert_complete(inbox)
