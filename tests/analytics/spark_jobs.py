@@ -29,7 +29,6 @@ from dmsg.analytics.day_parts import BASE_BYTES, EVENT_BYTES, PART_ROWS, day_par
 from dmsg.analytics.jobs import MAX_LINE
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.listing import FULL_LISTING, DirectoriesRead, recent_bytes, spool_source
-from dmsg.analytics.main import RefinementSchedule
 from dmsg.analytics.new_lines import summarise
 from dmsg.analytics.runs import Claim, State, TablesBusy
 from dmsg.analytics.schemas import QUARANTINE
@@ -454,28 +453,6 @@ class DirectoriesTests(SynchronousTestCase):
             (out / ".directories-read.json").write_text(text)
             self.assertEqual(DirectoriesRead(out, 8, lambda: now[0]).of(source), {})
         DirectoriesRead(None, 8).save(8)
-
-
-class TurnsTests(SynchronousTestCase):
-    """Times at which a stream makes its tables."""
-
-    def test_half_of_the_time_at_most(self) -> None:
-        now = [100.0]
-        turns = RefinementSchedule(lambda: now[0])
-        self.assertTrue(turns.due())  # The lines were read before the refinement began.
-        with turns.measure():
-            now[0] += 5
-        self.assertFalse(turns.due())
-        now[0] += 60
-        self.assertFalse(turns.due())  # No file arrived.
-        turns.wanted = True
-        self.assertTrue(turns.due())
-        with turns.measure():
-            now[0] += 20
-            turns.wanted = True  # Lines arrive during the refinement.
-        for passed, due in ((19, False), (1, True)):
-            now[0] += passed
-            self.assertIs(turns.due(), due)
 
 
 class PartTests(SynchronousTestCase):
