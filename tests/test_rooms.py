@@ -33,7 +33,7 @@ SCENARIOS = {
     "net/carriers": "tls_attacks",
     "net/links": "carrier_attacks release_ciphers",
     "noise": "oracle",
-    "pages": "pages parts",
+    "pages": "pages parts phone",
     "rmb": "enemies failures full_disk pauses random_input",
     "rmb/twins": "values",
     "streams": "family",

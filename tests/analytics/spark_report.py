@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import re
-import shutil
 import subprocess
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -17,6 +16,7 @@ from pyspark.sql.types import StructType
 from twisted.trial.unittest import SkipTest, SynchronousTestCase
 
 from dmsg.analytics import charts, report_data
+from dmsg.analytics.attention import shorten_findings
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.report import render
 from dmsg.analytics.report_data import Content, collect
@@ -25,6 +25,7 @@ from dmsg.analytics.table_queries import run_query
 from dmsg.telemetry.schema import columns
 from tests.analytics.spark_tables import Story
 from tests.analytics.support import S1, S2, S3, LakeCase
+from tests.pages.browser import Browser, chromium
 
 CHROMIUM = (
     "--headless",
@@ -40,8 +41,8 @@ CHROMIUM = (
 
 def browse(page: Path, script: str) -> Any:
     """Return the value of a script in the page as JSON, in headless Chromium."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
+    program = chromium()
+    if program is None:
         raise SkipTest("there is no Chromium here")
     probe = page.with_name("probe.html")
     text = page.read_text().replace(
@@ -50,7 +51,7 @@ def browse(page: Path, script: str) -> Any:
     probe.write_text(text)
     profile = page.with_name("profile")
     dom = subprocess.run(
-        [chromium, *CHROMIUM, f"--user-data-dir={profile}", "--dump-dom", probe.as_uri()],
+        [program, *CHROMIUM, f"--user-data-dir={profile}", "--dump-dom", probe.as_uri()],
         capture_output=True,
         text=True,
         timeout=90,
@@ -153,6 +154,30 @@ class ReportTests(LakeCase):
         for name in ("MAX_ROWS", "MAX_SERVERS", "MAX_AGREEING_ROWS"):
             self.patch(report_data, name, 1)
         self.assertEqual(collect(lake).totals, whole)
+
+    def test_a_phone_shows_the_report_without_moving_it(self) -> None:
+        if chromium() is None:
+            raise SkipTest("there is no Chromium here")
+        page = self.root / "report.html"
+        content = collect(Story.told().pipeline().lake)
+        page.write_text(render(content))
+        browser = Browser()
+        self.addCleanup(browser.close)
+        browser.look_by_phone()
+        browser.go(page.absolute().as_uri())
+        self.assertEqual(browser.too_wide(), [])
+        found = shorten_findings(content.attention)
+        self.assertGreater(len(found), 3)
+        texts = browser.texts("#attention li span")
+        self.assertEqual(len(texts), len(found))
+        self.assertIn(found[0].text, texts[0])
+        # The texts have the width of the page, and not that of a narrow column.
+        widths = "[...document.querySelectorAll('#attention li span')].map((one) => one.getBoundingClientRect().width)"
+        self.assertGreater(max(browser.value(widths)), 300)
+        # The first column of each table can be read before a table is moved in its box.
+        cells = browser.value("document.querySelectorAll('table.sort tr > :first-child').length")
+        self.assertGreater(cells, 10)
+        self.assertEqual(len(browser.texts("table.sort tr > :first-child")), cells)
 
     def test_a_report_without_tables_says_so(self) -> None:
         self.assertRaisesRegex(LakeError, "there are no tables", collect, self.pipeline().lake)

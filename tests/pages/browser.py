@@ -16,6 +16,8 @@ from typing import Any
 
 TIMEOUT = 60.0
 """Seconds to wait for an answer on a busy machine."""
+PHONE_WIDTH, PHONE_HEIGHT = 390, 844
+"""Size of a phone's window in CSS pixels."""
 OPTIONS = (
     "--headless",
     "--no-sandbox",
@@ -27,6 +29,19 @@ OPTIONS = (
     "--disable-sync",
     "--remote-debugging-pipe",
 )
+
+_TOO_WIDE = """(() => {
+  const moves = (one) => ["auto", "scroll"].includes(getComputedStyle(one).overflowX);
+  const scrolls = (one) => one && (moves(one) || scrolls(one.parentElement));
+  return [...document.body.querySelectorAll("*")]
+    .filter((one) => one instanceof HTMLElement && !scrolls(one.parentElement))
+    .filter((one) => one.getBoundingClientRect().right > WIDTH)
+    .map((one) => `${one.tagName} ${one.className}: ${one.textContent.slice(0, 60)}`);
+})()"""
+_TEXTS = """[...document.querySelectorAll(SELECTOR)]
+  .map((one) => [one.innerText.trim(), one.getBoundingClientRect()])
+  .filter(([text, at]) => text && at.height > 0 && at.left >= 0 && at.right <= WIDTH)
+  .map(([text, at]) => text)"""
 
 
 def chromium() -> str | None:
@@ -119,6 +134,25 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self.ask("Emulation.setScriptExecutionDisabled", value=not scripts)
+
+    def look_by_phone(self) -> None:
+        """Set the size of the window to that of a phone."""
+        self.look(PHONE_WIDTH, PHONE_HEIGHT)
+
+    def too_wide(self) -> list[str]:
+        """Return what a user of a phone would have to move the whole page for: elements beyond the right edge of the
+        window that are in no box that scrolls by itself.
+        """
+        found: list[str] = self.value(_TOO_WIDE.replace("WIDTH", str(PHONE_WIDTH)))
+        if (width := self.value("document.documentElement.scrollWidth")) > PHONE_WIDTH:
+            found.append(f"the document: {width} pixels")
+        return found
+
+    def texts(self, selector: str) -> list[str]:
+        """Return the texts of elements that lie completely within the width of a phone."""
+        wanted = _TEXTS.replace("SELECTOR", json.dumps(selector)).replace("WIDTH", str(PHONE_WIDTH))
+        found: list[str] = self.value(wanted)
+        return found
 
     def picture(self, path: str | None = None) -> bytes:
         """Return the visible page as PNG."""

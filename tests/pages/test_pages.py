@@ -27,6 +27,27 @@ class PageCase(EntityCase):
         self.url = await self.start_discovery(f"--metrics={LOOPBACK}", *options)
         self.server = await self.start_server(f"--discovery={self.url}", f"--metrics={LOOPBACK}", *options)
 
+    async def start_collector(self) -> Any:
+        """Start a collector of the discovery's network, which accepts no sender."""
+        from dmsg.tap import collector as tap
+
+        senders = Path(self.mktemp())
+        senders.write_text("")
+        parsed = tap.Options()
+        parsed.parseOptions(
+            [
+                f"--{name}={value}"
+                for name, value in (("store", self.mktemp()), ("senders", senders), ("metrics", LOOPBACK))
+            ]
+            + [f"--discovery={self.url}", f"--key-file={self.mktemp()}", "--create"]
+        )
+        service: Any = tap.makeService(parsed, reactor)
+        service.startService()
+        self.addCleanup(service.stopService)
+        collector = service.entity
+        await collector.ready
+        return collector
+
     def base(self, entity: Any) -> str:
         return f"http://127.0.0.1:{entity.metrics_port.getHost().port}"
 
@@ -103,24 +124,8 @@ class PageTests(PageCase):
 
     @asynchronous
     async def test_the_page_of_a_collector_shows_its_state(self) -> None:
-        from dmsg.tap import collector as tap
-
         await self.network()
-        senders = Path(self.mktemp())
-        senders.write_text("")
-        parsed = tap.Options()
-        parsed.parseOptions(
-            [
-                f"--{name}={value}"
-                for name, value in (("store", self.mktemp()), ("senders", senders), ("metrics", LOOPBACK))
-            ]
-            + [f"--discovery={self.url}", f"--key-file={self.mktemp()}", "--create"]
-        )
-        service: Any = tap.makeService(parsed, reactor)
-        service.startService()
-        self.addCleanup(service.stopService)
-        collector = service.entity
-        await collector.ready
+        collector = await self.start_collector()
         collector.factory.newest["02ab"] = 1.0
         collector.factory.refusals["no room"] += 2
         _, text = await self.get(self.base(collector) + "/")
