@@ -19,7 +19,8 @@ from dmsg.analytics.file_texts import FileTexts
 from dmsg.analytics.limited_cache import LimitedCache
 
 MAX_KEPT_HASHES = 16_000_000
-"""Maximum number of hashes of a table that are kept in memory (64 MB). Files without kept hashes are read in each search."""
+"""Maximum number of hashes of a table that are kept in memory (64 MB). Files without kept hashes are read in each
+search."""
 MAX_NOTED_FILES = 100_000
 """Maximum number of files of a table of which it is noted that they were searched."""
 _FACTOR = pa.scalar(0x9E3779B97F4A7C15, pa.uint64())
