@@ -7,6 +7,7 @@ of the tables import this module instead of ``pyspark.sql.functions``, so that A
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -18,6 +19,8 @@ from dmsg.analytics.memory_groups import key_numbers
 from dmsg.analytics.memory_rows import MemoryRows
 
 Frame = TypeVar("Frame")
+_SECRET = secrets.randbits(62)
+"""Number that is hashed together with values. It is the same in the whole process, so Spark compiles a query once."""
 
 
 def broadcast(rows: Frame) -> Frame:
@@ -113,13 +116,14 @@ xxhash64 = _of_columns("xxhash64")
 
 def grouping_key(*columns: Any) -> Expression:
     """Return a number by which rows of one table can be grouped. It is the same for rows with the same values in these
-    columns, and nearly always different for others. Numbers of different tables must not be compared.
+    columns, and nearly always different for others. Numbers of different tables or processes must not be compared.
 
-    Spark computes a hash of the values. Arrow numbers the different rows in memory instead, because a hash of each of
-    them would take longer than all other work on the table.
+    Spark computes a hash of the values and of a secret, so that nobody can choose values to have the hash of others.
+    Arrow numbers the different rows in memory instead, because a hash of each of them would take longer than all other
+    work on the table.
     """
     found = [as_column(one) for one in columns]
-    return expr(f"xxhash64({', '.join(one.sql for one in found)})", _number_rows, *found)
+    return expr(f"xxhash64({_SECRET}L, {', '.join(one.sql for one in found)})", _number_rows, *found)
 
 
 def _number_rows(*columns: pa.Array) -> pa.Array:

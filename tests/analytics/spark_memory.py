@@ -32,7 +32,6 @@ from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.shard_tasks import FAMILIES_OF, Job
 from dmsg.analytics.shards import LargeDays
 from dmsg.analytics.table_writer import TableWriter
-from dmsg.analytics.xxhash import xxhash64, xxhash64_of_texts
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.comparison import unlike, until
 from tests.analytics.oracle import connect
@@ -253,27 +252,6 @@ class OperationsTests(SynchronousTestCase):
         self.assertRaises(NotInMemory, self.memory.select(F.to_json("t").alias("j")).column, "j")
         self.assertRaises(NotInMemory, self.memory.column, "absent")
 
-    def test_hashes_of_texts_of_any_length(self) -> None:
-        random = Random(4)
-        texts = ["".join(random.choices("abcü€\U0001f600", k=length)) for length in range(90)]
-        rows = pa.table({"t": texts, "u": texts[::-1]})
-        wanted = named([F.xxhash64("t"), F.xxhash64("t", "u")])
-        self.check(
-            wanted,
-            spark().createDataFrame(rows).coalesce(1).select(*wanted).toArrow(),
-            MemoryRows.of(rows).select(*wanted),
-        )
-
-    def test_many_texts_of_one_length_have_the_hashes_of_single_texts(self) -> None:
-        """Arrow hashes them together."""
-        random = Random(6)
-        for length in (0, 1, 3, 4, 7, 8, 9, 31, 32, 33, 63, 64, 66, 90):
-            texts = ["".join(random.choices("0123456789abcdef", k=length)) for _ in range(100)]
-            mixed = [*texts, None, "x", *texts[:30], "ü" * 20]
-            # A slice of a column has an offset.
-            for rows in (pa.array(mixed), pa.array(["y", *mixed]).slice(1)):
-                self.assertEqual(xxhash64_of_texts(rows).to_pylist(), [xxhash64((text,)) for text in mixed], length)
-
     def test_rows_are_grouped_by_many_columns(self) -> None:
         """The number of combinations of the columns' values exceeds the range of 64-bit numbers."""
         random, count = Random(5), 2000
@@ -293,21 +271,6 @@ class OperationsTests(SynchronousTestCase):
         lists = pa.array([[1, 2**31 - 1], None, [3, 2**31 - 1], None, [5, 6]], pa.list_(pa.int32()))
         self.assertEqual(groups.sum_lists(lists, 2).to_pylist(), [[4, 2**32 - 2], [5, 6], None])
         self.assertRaises(NotInMemory, groups.sum_lists, lists, 3)
-
-    def test_rows_are_grouped_by_one_number_as_by_the_columns(self) -> None:
-        """NULL is a value of its own, and columns do not run into each other."""
-        texts = ["a", "ab", "", None, "b", "a", "ab", None]
-        rows = pa.table({"t": texts, "u": ["b", "", "ab", "ab", None, "b", "", "ab"], "place": [*range(8)]})
-        wanted = [F.min("place").alias("first"), F.count(F.lit(1)).alias("rows")]
-        engines: tuple[Any, ...] = (spark().createDataFrame(rows), MemoryRows.of(rows), in_dictionaries(rows))
-        for engine in engines:
-            found = engine.withColumn("key", F.grouping_key("t", "u")).groupBy("key").agg(*wanted)
-            if isinstance(found, MemoryRows):
-                groups = pa.table({name: found.column(name) for name in ("first", "rows")})
-            else:
-                groups = found.select("first", "rows").toArrow()
-            numbers = [tuple(row.values()) for row in groups.to_pylist()]
-            self.assertEqual(sorted(numbers), [(0, 2), (1, 2), (2, 1), (3, 2), (4, 1)])
 
     def test_times_at_the_bounds_of_buckets(self) -> None:
         """Each bound is the last time of its bucket, for both engines."""

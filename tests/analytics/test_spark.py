@@ -10,6 +10,7 @@ MODULES = (
     "spark_tables",
     # Spark ends idle Python workers after a minute, so the modules that need workers follow each other.
     "spark_memory",
+    "spark_hashes",
     "spark_rules",
     "spark_settlement",
     "spark_lives",
