@@ -109,8 +109,8 @@ class Urgency(IntEnum):
 class Finding:
     """Problem or change that an operator should know of.
 
-    :ivar kind: silent, crashed, full, slow receivers, uncertain, slow, claims, clock, unheard, missing, not read, old,
-        changed, new, or a kind of abuse such as ``scan``.
+    :ivar kind: silent, crashed, full, slow receivers, uncertain, slow, claims, clock, unheard, missing, not read,
+        unusable, old, changed, new, or a kind of abuse such as ``scan``.
     :ivar about: key of a server, or name of a process or an actor; empty for the whole network.
     :ivar place: section of the report that shows the rows from which the finding was computed.
     """
@@ -131,19 +131,27 @@ def needs_attention(store: Store, state: State, *, now: datetime) -> list[Findin
     if state.days:
         since = str(date.fromisoformat(max(state.days)) - timedelta(DAYS_BACK))
         tables = {name: store.gold(name, state, since) for name in TABLES}
-    return attention(tables, now=now, left=state.left)
+    return attention(tables, now=now, left=state.left, unusable=state.unusable)
 
 
-def attention(tables: Mapping[str, Sequence[Row]], *, now: datetime, left: Left | None = None) -> list[Finding]:
+def attention(
+    tables: Mapping[str, Sequence[Row]],
+    *,
+    now: datetime,
+    left: Left | None = None,
+    unusable: Mapping[str, tuple[int, int]] | None = None,
+) -> list[Finding]:
     """Return the findings for an operator, the most urgent first, from rows of the tables.
 
     :param tables: rows of :data:`TABLES`.
     :param now: current time, with a time zone.
     :param left: files that the run could not read, by reason.
+    :param unusable: number of lines that are no events, and of damaged files, by the day on which they were read.
     """
     network = tables["network_day"]
     boots = [{**row, "first_at": _utc(row["first_at"]), "last_at": _utc(row["last_at"])} for row in tables["boot"]]
     not_read = [Finding(Urgency.SOON, "not read", "", line, "Data") for line in left_lines(left or {})]
+    not_read += _unusable(unusable or {}, now.date())
     if not network or not boots:
         return not_read
     newest = max(row["dt"] for row in network)
@@ -420,6 +428,18 @@ def _missing_events(days: Sequence[Row]) -> Iterator[Finding]:
         period = _day(first) if first == last else f"{_day(first)} to {_day(last)}"
         text = f"{events:,} events of {period} have not arrived: a file is lost or not yet collected"
         yield Finding(Urgency.SOON, "missing", producer, text, "Data")
+
+
+def _unusable(days: Mapping[str, tuple[int, int]], today: date) -> Iterator[Finding]:
+    for day, counts in days.items():
+        read = date.fromisoformat(day)
+        if (today - read).days < RECENT_DAYS:
+            amounts = [
+                f"{count:,} {word}{'' if count == 1 else 's'} {what}"
+                for count, word, what in zip(counts, ("line", "file"), ("in quarantine", "with a problem"), strict=True)
+                if count
+            ]
+            yield Finding(Urgency.SOON, "unusable", "", f"{' and '.join(amounts)}, read on {_day(read)}", "Data")
 
 
 def _old_servers(boots: Sequence[Row], now: datetime) -> Iterator[Finding]:

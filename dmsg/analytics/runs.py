@@ -35,6 +35,8 @@ from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.table_queries import rows_of
 from dmsg.telemetry.spool_listing import Left
 
+UNUSABLE_DAYS = 7
+"""Maximum number of days of which a state counts unusable lines and files."""
 FORMAT = 2
 """Version of the format of the table of runs; tables of another version are neither read nor written."""
 DAY_MS = 86_400_000
@@ -85,6 +87,8 @@ class State:
     :ivar at: when the run began, in ms since 1970.
     :ivar versions: version of each table. A table without a version here is read in its newest version.
     :ivar left: number and first path of the files and directories that the run could not read, by reason.
+    :ivar unusable: number of lines that are no events, and of damaged files, by the day on which they were read, as
+        ``2026-01-31``. It has at most :data:`UNUSABLE_DAYS` days.
     :ivar today: day for which the tables without days were computed, as ``2026-01-31``; empty if these tables have to
         be computed again.
     """
@@ -95,7 +99,16 @@ class State:
     at: int = 0
     versions: dict[str, int] = field(default_factory=dict)
     left: Left = field(default_factory=dict)
+    unusable: dict[str, tuple[int, int]] = field(default_factory=dict)
     today: str = ""
+
+    def with_unusable(self, day: str, lines: int, files: int) -> State:
+        """Return a copy of the state with further unusable lines and damaged files that were read on a day."""
+        if not lines and not files:
+            return self
+        former = self.unusable.get(day, (0, 0))
+        found = {**self.unusable, day: (former[0] + lines, former[1] + files)}
+        return replace(self, unusable=dict(sorted(found.items())[-UNUSABLE_DAYS:]))
 
     def with_days(self, days: Iterable[str], run: int) -> State:
         """Return a copy of the state in which ``run`` is the last run that wrote these days."""
@@ -119,7 +132,8 @@ class _Row:
             # Unknown fields are ignored, because a later version of dmsg may have added them.
             known = {one.name: said[one.name] for one in fields(State) if one.name in said}
             left = {reason: (int(count), str(first)) for reason, (count, first) in known.pop("left", {}).items()}
-            return State(**known, left=left)
+            unusable = {day: (int(lines), int(files)) for day, (lines, files) in known.pop("unusable", {}).items()}
+            return State(**known, left=left, unusable=unusable)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise LakeError(f"{where}/runs holds a row that is not a run: {self.said[:60]!r}") from None
 

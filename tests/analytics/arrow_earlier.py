@@ -109,7 +109,12 @@ class OtherFormatTests(SynchronousTestCase):
         self.assertEqual(Runs(str(self.root)).state(), State(run=1, days={"2026-03-10": 1}))
 
     def test_what_is_no_state(self) -> None:
-        for said in ({}, {"format": "x"}, {"format": FORMAT, "left": 5}):
+        for said in (
+            {},
+            {"format": "x"},
+            {"format": FORMAT, "left": 5},
+            {"format": FORMAT, "unusable": {"2026-03-10": 5}},
+        ):
             self.write(**said)
             self.assertIn("holds a row that is not a run", self.error())
             self.root = self.root.with_name(self.root.name + "x")

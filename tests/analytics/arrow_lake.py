@@ -171,6 +171,13 @@ class RunsTests(SynchronousTestCase):
             LakeError, "no tables from before 1970-01-02", self.runs.state, datetime.fromtimestamp(day, UTC)
         )
 
+    def test_unusable_lines_are_counted_for_a_week(self) -> None:
+        state = State()
+        self.assertIs(state.with_unusable("2026-03-01", 0, 0), state)
+        for day in range(1, 10):
+            state = state.with_unusable(f"2026-03-{day:02d}", day, 0).with_unusable(f"2026-03-{day:02d}", 1, 2)
+        self.assertEqual(state.unusable, {f"2026-03-{day:02d}": (day + 1, 2) for day in range(3, 10)})
+
     def test_a_table_of_another_format_is_refused(self) -> None:
         self.finish(5)
         table = self.runs._open()

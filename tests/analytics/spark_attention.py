@@ -62,6 +62,19 @@ class RowsTests(SynchronousTestCase):
         self.assertEqual(self.found(), [])
         self.assertEqual(attention({name: [] for name in TABLES}, now=NOON), [])
 
+    def test_unusable_lines_and_files_are_reported_for_two_days(self) -> None:
+        unusable = {"2026-03-08": (9, 9), "2026-03-09": (1, 0), "2026-03-10": (1_200, 3)}
+        empty: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+        for tables in (empty, empty | {"boot": [boot()], "network_day": [network(DAY)]}):
+            found = attention(tables, now=NOON, unusable=unusable)
+            self.assertEqual(
+                [(one.text, one.urgency, one.place) for one in found],
+                [
+                    ("1 line in quarantine, read on 9 Mar", Urgency.SOON, "Data"),
+                    ("1,200 lines in quarantine and 3 files with a problem, read on 10 Mar", Urgency.SOON, "Data"),
+                ],
+            )
+
     def test_servers_that_are_down_are_found(self) -> None:
         gone = boot("gone", NOON - timedelta(hours=3), ended="silent")
         found = self.only(boot=[boot(), gone])

@@ -35,7 +35,7 @@ from dmsg.analytics.schemas import QUARANTINE
 from dmsg.analytics.store import batch_of, unrefined
 from dmsg.telemetry.schema import BUCKETS
 from tests.analytics.spark_tables import Story
-from tests.analytics.support import DAY, NEXT, S1, Boot, LakeCase, Memory, key, run_here, write_file
+from tests.analytics.support import DAY, NEXT, NOW, S1, Boot, LakeCase, Memory, key, run_here, write_file
 
 
 def command(root: str, *arguments: str) -> str:
@@ -92,6 +92,7 @@ class TakenUpTests(LakeCase):
         first = self.run_jobs(progress=at_work)
         self.assertIn("another run writes to", told[0])
         self.assertEqual((first.events, first.quarantined, first.torn_files), (0, 2, 2))
+        self.assertEqual(first.state.unusable, {str(NOW.date()): (2, 2)})
         self.assertEqual(self.lines(), ["hello 1", "hello 2"])
         self.assertEqual(self.files(first.state), {"events-1.jsonl.gz", "events-2.jsonl.gz"})
         # Without new files, nothing changes. A directory that was quiet for a while is skipped until it changes.
@@ -112,6 +113,7 @@ class TakenUpTests(LakeCase):
         second = self.run_jobs()
         counting.restore()
         self.assertEqual(second.quarantined, 1)
+        self.assertEqual(second.state.unusable, {str(NOW.date()): (3, 3)})
         # The log of each table was read once.
         self.assertEqual(opened, Counter({uri: 1 for uri in opened}))
         self.assertIn(f"{self.out}/bronze", opened)

@@ -245,7 +245,7 @@ def uptime_day(minutes: DataFrame, boots: DataFrame, boot_days: DataFrame, clock
     flags = F.concat_ws(
         ", ",
         F.when(F.col("state") == "down", "down all day"),
-        F.when(F.col("state") == "unheard", "discovery saw it, but none of its events arrived"),
+        F.when(F.col("state") == "unheard", "discovery saw it but none of its events arrived"),
         F.when(unseen, "says it was up when discovery did not see it"),
         F.when(F.col("crashes") > 0, "crashed"),
         F.when(F.col("starts") >= 10, "restarts often"),
