@@ -53,12 +53,12 @@ class TriggerClock:
     Spark starts a batch at a time of the system's clock. If the clock is set back by two hours, a streaming query would
     read no files for two hours. A query that is started again reads at once.
 
-    :param wall: function that returns seconds since 1970.
-    :param monotonic: function that returns the seconds of a clock that nobody sets.
+    :param wall: function that returns seconds since 1970; None for :func:`time.time`.
+    :param monotonic: function that returns the seconds of a clock that nobody sets; None for :func:`time.monotonic`.
     """
 
-    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._wall, self._monotonic = wall, monotonic
+    def __init__(self, wall: Callable[[], float] | None = None, monotonic: Callable[[], float] | None = None) -> None:
+        self._wall, self._monotonic = wall or time.time, monotonic or time.monotonic
         self.restart()
 
     def restart(self) -> None:
