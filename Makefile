@@ -13,7 +13,7 @@ PIP_INSTALL = sh .ci/pip-install $(BIN)/python --constraint constraints.txt
 help:
 	@echo "make demo           a whole dmsg network on this machine, in under a minute"
 	@echo "make demo-rmb       a whole message bus: registry, relays, peers over Redis, services"
-	@echo "make demo-pipeline  servers under load, then the pipeline over their events, then a report (Java 17)"
+	@echo "make demo-pipeline  servers under load, then Spark over their events, then a report (Java 17)"
 	@echo "make test           the test suite (COVERAGE=83 also measures what it reaches)"
 	@echo "make test-core      the test suite without Java and Spark"
 	@echo "make test-pipeline  the tests of the pipeline alone"

@@ -44,7 +44,7 @@ from dmsg.analytics.refine import Refinement
 from dmsg.analytics.runs import CLAIM_TIMEOUT, Claim, State, TablesBusy
 from dmsg.analytics.schemas import CORRUPT, DAILY, FAMILIES, OVERALL, RAW, SILVER
 from dmsg.analytics.sealed_files import Sealed, Target, describe_file
-from dmsg.analytics.session import Spark, is_local, session_of
+from dmsg.analytics.session import Spark, is_local, is_wanted, session_of
 from dmsg.analytics.store import FILES, local_path
 from dmsg.analytics.tuning import Tuning
 from dmsg.telemetry.spool_listing import Left, Reason, merge
@@ -282,7 +282,7 @@ class Pipeline:
             lambda: self.spark,
             [(Sealed(file.uri, str(place)), file.size) for file, place in places],
             target,
-            here=sum(file.size for file in files) < SMALL_BYTES,
+            here=sum(file.size for file in files) < SMALL_BYTES and not is_wanted(self._spark),
         )
         refused = {one.uri for one in found.refused}
         return found.parts, [file.path for file in files if file.uri in refused]
@@ -381,6 +381,7 @@ class Pipeline:
                 # On a cluster, days are computed by the executors and not in the driver's memory. So the driver's work
                 # does not grow with the amount of data.
                 memory=self._tuning.can_be_small and is_local(self._spark),
+                by_tasks=is_wanted(self._spark),
                 small=self._tuning.is_small,
                 step=self._step,
             )

@@ -74,6 +74,7 @@ class Refinement:
     :param part_rows: number of events of successive days that are computed in memory together.
     :param collects_all: whether to collect every table and write it with Arrow, because there are few events.
     :param memory: whether tables may be computed in memory, without Spark.
+    :param by_tasks: whether tasks of Spark compute the large tables however few events there are.
     :param small: whether to write several tables at the same time.
     :param step: called with the name of each step as it begins. A run that computes its days in parts begins the steps
         of tables once for each part.
@@ -93,6 +94,7 @@ class Refinement:
         part_rows: int,
         collects_all: bool,
         memory: bool,
+        by_tasks: bool = False,
         small: bool,
         step: Callable[[str], None],
     ) -> None:
@@ -130,7 +132,7 @@ class Refinement:
         if self._affected is not None and not self._affected.has_few_events:
             self._affected = None
         self._large: LargeDays | None = None
-        if LargeDays.are_needed(lake, days, memory=memory):
+        if LargeDays.are_needed(lake, days, memory=memory, always=by_tasks):
             self._large = LargeDays(lake, state, self._changes, claim.number, self._writer.returned_rows)
 
     def _events(self, family: str, days: Iterable[str], doubtful: DataFrame | None) -> DataFrame:

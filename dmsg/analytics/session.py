@@ -305,12 +305,16 @@ class SparkOnDemand:
 
     :param start: starts the session.
     :param is_local: whether its executors are in this process.
+    :param is_wanted: whether tasks of Spark read and compute however few events there are, because the user has named
+        Spark's master.
     :ivar is_local: as the parameter.
+    :ivar is_wanted: as the parameter.
     """
 
-    def __init__(self, start: Callable[[], SparkSession], *, is_local: bool = True) -> None:
+    def __init__(self, start: Callable[[], SparkSession], *, is_local: bool = True, is_wanted: bool = False) -> None:
         self._start = start
         self.is_local = is_local
+        self.is_wanted = is_wanted
         self._session: SparkSession | None = None
         self._at_start: list[Callable[[], None]] = []
         self._starting = RLock()
@@ -352,6 +356,11 @@ def is_local(spark: Spark) -> bool:
     if isinstance(spark, SparkOnDemand):
         return spark.is_local
     return not is_connect(spark) and is_local_master(spark.sparkContext.master)
+
+
+def is_wanted(spark: Spark) -> bool:
+    """Whether tasks of Spark read and compute however few events there are."""
+    return isinstance(spark, SparkOnDemand) and spark.is_wanted
 
 
 def is_local_master(master: str | None) -> bool:

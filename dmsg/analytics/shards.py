@@ -161,10 +161,11 @@ class LargeDays:
         self._computing = Lock()
 
     @classmethod
-    def are_needed(cls, lake: Lake, days: Iterable[str], *, memory: bool) -> bool:
+    def are_needed(cls, lake: Lake, days: Iterable[str], *, memory: bool, always: bool = False) -> bool:
         """Whether tables have to be computed by shards.
 
         :param memory: whether the run computes tables in its own memory if they fit.
+        :param always: whether to compute them by shards however few events there are.
         """
         if not lake.local:
             return False
@@ -174,6 +175,8 @@ class LargeDays:
             for file in lake.table("", "bronze").files()
             if file.values["family"] in OF_TRANSPORTS and file.values["dt"] in chosen
         )
+        if always:
+            return bool(counts)
         if memory:
             return max(counts.values(), default=0) > memory_tables.MEMORY_ROWS
         return sum(counts.values()) >= LARGE_ROWS

@@ -11,6 +11,7 @@ MODULES = (
     # Spark ends idle Python workers after a minute, so the modules that need workers follow each other.
     "spark_memory",
     "spark_hashes",
+    "spark_wanted",
     "spark_rules",
     "spark_settlement",
     "spark_lives",

@@ -133,7 +133,7 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
             metavar="MASTER",
             help=(
                 "Spark master: local[N], spark://HOST:PORT or sc://HOST:PORT (Spark Connect).  "
-                "Default: the cores of this machine.  Environment: DMSG_SPARK_MASTER."
+                "Default: the cores of this machine, and no Spark for few events.  Environment: DMSG_SPARK_MASTER."
             ),
         ),
     ):
@@ -276,7 +276,8 @@ def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], lo
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, _interrupted)
 
-    spark = SparkOnDemand(start, is_local=is_local_master(master))
+    is_local = is_local_master(master)
+    spark = SparkOnDemand(start, is_local=is_local, is_wanted=is_local and master is not None)
     spark.at_start(handle_interrupts)
     handle_interrupts()
     try:
