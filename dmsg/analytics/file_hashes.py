@@ -55,7 +55,7 @@ class FileHashes:
     A file's hashes are kept when the file is searched for the second time, because most processes make only one run.
 
     :param storage: file system whose root is the table's directory.
-    :param clock: function that returns monotonic seconds; None for :func:`time.monotonic`.
+    :param clock: function that returns monotonic seconds; None for ``time.monotonic``.
     """
 
     def __init__(self, storage: pafs.FileSystem, clock: Callable[[], float] | None = None) -> None:

@@ -18,7 +18,7 @@ class LimitedCache(Generic[T]):
     """Values by path and column of a file. Several threads may use it.
 
     :param most: maximum of the sizes of all values together.
-    :param clock: function that returns monotonic seconds; None for :func:`time.monotonic`.
+    :param clock: function that returns monotonic seconds; None for ``time.monotonic``.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] | None = None) -> None:

@@ -53,8 +53,8 @@ class TriggerClock:
     Spark starts a batch at a time of the system's clock. If the clock is set back by two hours, a streaming query would
     read no files for two hours. A query that is started again reads at once.
 
-    :param wall: function that returns seconds since 1970; None for :func:`time.time`.
-    :param monotonic: function that returns the seconds of a clock that nobody sets; None for :func:`time.monotonic`.
+    :param wall: function that returns seconds since 1970; None for ``time.time``.
+    :param monotonic: function that returns the seconds of a clock that nobody sets; None for ``time.monotonic``.
     """
 
     def __init__(self, wall: Callable[[], float] | None = None, monotonic: Callable[[], float] | None = None) -> None:

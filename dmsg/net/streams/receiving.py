@@ -97,7 +97,7 @@ class Receiving(HalfClosing):
             self.resumeProducing()
 
     def stopProducing(self) -> None:
-        """Close the stream; the same as :meth:`loseConnection`."""
+        """Close the stream; the same as ``loseConnection``."""
         self.loseConnection()
 
     # --- delivery ---
