@@ -284,7 +284,8 @@ class PageTests(PageCase):
 
         await shows("listed</td>")
         server.registration.stop()  # The server sends nothing more, as if it were killed, until it is missed.
-        self.discovery._running.api._now = lambda: time.time() + 600
+        api = self.discovery._running.api
+        api._now = api.reports._now = lambda: time.time() + 600
         text = await shows(f"Server {key.short}… at 127.0.0.1:[0-9]+ last posted .* ago: check whether it runs")
         self.assertRegex(text, f'title="{key.text}, in logs and JSON: {key}".*missing</td>')
         await shows(r"Servers listed for clients: 0 \(was 1\)")
