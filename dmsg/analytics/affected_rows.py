@@ -85,8 +85,11 @@ class Groups:
         return found
 
     @cached_property
-    def _hashes(self) -> list[pa.Array | None]:
-        return [short_hashes(texts) for texts in self._texts]
+    def _hashes(self) -> list[tuple[int, pa.Array | None]]:
+        """Places of the columns that are searched by hashes, and the hashes of their texts. Such a column has the same
+        name in all tables."""
+        places = [place for place, name in enumerate(self.columns) if name in WITHOUT_DICTIONARY]
+        return [(place, short_hashes(self._texts[place])) for place in places]
 
     @property
     def first_texts(self) -> pa.Array:
@@ -100,9 +103,7 @@ class Groups:
         :raises OSError: the file cannot be read.
         """
         return table.search.texts.can_contain(path, self.columns[0], self.first_texts) and all(
-            table.search.hashes.can_contain(path, name, hashes)
-            for name, hashes in zip(self.columns, self._hashes, strict=True)
-            if name in WITHOUT_DICTIONARY
+            table.search.hashes.can_contain(path, self.columns[place], hashes) for place, hashes in self._hashes
         )
 
     def can_contain(self, rows: pa.Table) -> bool:

@@ -72,14 +72,14 @@ class FileHashes:
         :raises OSError: the file cannot be read.
         """
         key = path, column
-        if key in self._kept:
+        try:
             known = self._kept[key]
-        elif key in self._searched:
+        except KeyError:
+            if key not in self._searched:
+                self._searched.add(key, None, 1)
+                return True
             known = self._read(path, column)
             self._kept.add(key, known, 1 if known is None else len(known))
-        else:
-            self._searched.add(key, None, 1)
-            return True
         return known is None or hashes is None or bool(pc.any(pc.is_in(known, hashes)).as_py())
 
     def _read(self, path: str, column: str) -> pa.Array | None:

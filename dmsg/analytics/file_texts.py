@@ -46,10 +46,12 @@ class FileTexts:
         :raises pyarrow.lib.ArrowInvalid: the file is damaged.
         :raises OSError: the file cannot be read.
         """
-        if (path, column) in self._kept:
-            return _has_common(self._kept[path, column], texts)
-        found = self._read(path, column)
-        self._kept.add((path, column), found, 1 if found is None else len(found) + 1)
+        key = path, column
+        try:
+            found = self._kept[key]
+        except KeyError:
+            found = self._read(path, column)
+            self._kept.add(key, found, 1 if found is None else len(found) + 1)
         return _has_common(found, texts)
 
     def _read(self, path: str, column: str) -> pa.Array | None:

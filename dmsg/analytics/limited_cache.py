@@ -37,6 +37,8 @@ class LimitedCache(Generic[T]):
     def __getitem__(self, key: tuple[str, str]) -> T:
         """Return a value, and count this as a use.
 
+        Another thread may remove a value after a test with ``in``, so users of several threads handle the error.
+
         :raises KeyError: there is no such value.
         """
         with self._lock:
@@ -46,8 +48,8 @@ class LimitedCache(Generic[T]):
             return value
 
     def add(self, key: tuple[str, str], value: T, size: int) -> None:
-        """Add a value, or replace that of the same key. If there is no room, remove unused values, the oldest first. If
-        there is still no room, the value is not added."""
+        """Add a value, or replace the value of the same key. If there is no room, remove values that were not used for
+        :data:`UNUSED_SECONDS`, the longest unused first. If there is still no room, do not add the value."""
         with self._lock:
             self._remove(key)
             now = self._clock()

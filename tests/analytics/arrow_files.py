@@ -106,6 +106,18 @@ class FileHashesTests(SynchronousTestCase):
         self.assertEqual(hashes.type, pa.int32())
         self.assertEqual(short_hashes(pa.array([*texts[1:], None])[1:]), short_hashes(pa.array(texts[2:])))
 
+    def test_another_thread_can_remove_what_is_known(self) -> None:
+        """The file is then read again, even if the value was there a moment before."""
+        wanted = self.names[4]
+        self.found(wanted)
+        self.found(wanted)
+        texts = FileTexts(pafs.SubTreeFileSystem(str(self.root), pafs.LocalFileSystem()))
+        server = pa.array(["a"])
+        self.assertTrue(texts.can_contain("none", "server", server))
+        with patch.object(LimitedCache, "__getitem__", side_effect=KeyError):
+            self.assertEqual(self.reads(wanted), (["one", "short"], 3))
+            self.assertTrue(texts.can_contain("none", "server", server))
+
     def test_too_many_hashes_are_not_kept(self) -> None:
         with patch.object(file_hashes, "MAX_KEPT_HASHES", 160):
             self.setUp()
