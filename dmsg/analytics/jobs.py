@@ -356,9 +356,9 @@ class Pipeline:
             return RunOutcome(before, [], 0, 0, 0, 0, left)
         days = taken.days
         at = self._now_ms
-        before = before.with_unusable(str(self.now.date()), taken.quarantined, taken.torn_files)
+        counted = before.with_unusable(str(self.now.date()), taken.quarantined, taken.torn_files)
         state = replace(
-            before.with_days(days, number), run=number, batches=taken.batches, at=at, versions={}, left=left
+            counted.with_days(days, number), run=number, batches=taken.batches, at=at, versions={}, left=left
         )
         duplicates = 0
         if days:
