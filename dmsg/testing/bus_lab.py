@@ -99,12 +99,7 @@ class BusLab:
 
     def delay_all(self) -> None:
         """Let each packet between two hosts take ``DELAY`` seconds."""
-        hosts = list(self.network.hosts.values())
-        for one in hosts:
-            for two in hosts:
-                if one is not two:
-                    for path in self.network.both_ways(one, two):
-                        path.delay = DELAY
+        self.network.delay_all(DELAY)
 
     def address(self, relay: str) -> str:
         """Return the address of a relay, as in ``10.0.0.1:8080``."""

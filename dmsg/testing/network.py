@@ -88,6 +88,15 @@ class Network:
         """Return the paths from one host to another and back."""
         return self.path(first, second), self.path(second, first)
 
+    def delay_all(self, seconds: float) -> None:
+        """Let each packet between two hosts of the network take this number of seconds."""
+        hosts = list(self.hosts.values())
+        for one in hosts:
+            for two in hosts:
+                if one is not two:
+                    for path in self.both_ways(one, two):
+                        path.delay = seconds
+
     def by_address(self, address: str) -> Host | None:
         """Return the host with an address; None if there is no such host."""
         return next((host for host in self.hosts.values() if host.address == address), None)

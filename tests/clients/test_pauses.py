@@ -110,9 +110,7 @@ class SuspendedTests(SynchronousTestCase):
         lab.add_servers(2)
         clients = [lab.add_client(name) for name in ("alice", "bob", "carol")]
         lab.settle()
-        for source in lab.network.hosts.values():
-            for target in lab.network.hosts.values():
-                lab.network.path(source, target).delay = 0.1
+        lab.network.delay_all(0.1)
         accepting = Accepting()
         for client in clients:
             client.listen(accepting, 7)

@@ -58,9 +58,7 @@ class SuspendedTests(SynchronousTestCase):
         servers = [self.add_server(name, profile) for name in ("server-1", "server-2")]
         clients = [self.add_client(name, profile, accepting) for name in ("alice", "bob", "carol")]
         lab.settle()
-        for source in lab.network.hosts.values():
-            for target in lab.network.hosts.values():
-                lab.network.path(source, target).delay = 0.1
+        lab.network.delay_all(0.1)
         pairs = [(one, two) for one in clients for two in clients if one is not two]
         connections = [[id(session) for session in client.sessions()] for client in clients]
         streams: list[Any] = []
