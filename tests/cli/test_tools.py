@@ -113,6 +113,7 @@ class ToolCase(CommandCase):
     async def network(self) -> None:
         self.url = await self.start_discovery()
         await self.start_server(f"--discovery={self.url}")
+        await self.until_listed(1)
         self.key = SecKey.generate()
         write_key_file(self.directory / "alice.key", self.key)
         self.environment = {"DMSG_DISCOVERY": self.url, "DMSG_NAMES": "names"}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from twisted.internet.defer import Deferred
+from twisted.internet.task import deferLater
 
 from dmsg.apps.exposure import record_own_files
 from dmsg.cli.hosted_network import LOCK_NAME, RECORD_NAME, HostedNetwork, hold_directory, write_record
@@ -22,6 +23,7 @@ from dmsg.clients.invitations import Invitation, at_port
 from dmsg.databases import DATABASE_FILE_SUFFIXES
 from dmsg.directories import host_directory
 from dmsg.directory_checks import make_directory
+from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.service.reached_at import REACHED_AT
 from dmsg.errors import DmsgError, WrongUse
 from dmsg.keylock import LOCK_SUFFIX, KeyLock
@@ -33,6 +35,11 @@ from dmsg.pages.access import ensure_token
 
 SHOWN_ADDRESSES = 4
 """Maximum number of other addresses of this machine that a message names."""
+LISTED_WITHIN = 15.0
+"""Seconds within which discovery is expected to list the server.  Discovery gives the server 8 s to answer its first
+check."""
+LISTED_POLL_INTERVAL = 0.05
+"""Seconds between two questions whether discovery lists the server."""
 IN_USE = os.strerror(errno.EADDRINUSE)
 KEY_FILE = "server.key"
 STORE = "discovery.sqlite"
@@ -313,6 +320,8 @@ class Host:
                 reactor, name, arguments, ready, directory=settings.directory, log=log_of(name), notice=notice
             )
 
+        self._reactor = reactor
+        self._settings = settings
         self._discovery = supervised("discovery", settings.discovery_arguments(), r"discovery listens on ")
         self._server = supervised("server", settings.server_arguments(), r"registered in discovery")
 
@@ -333,11 +342,36 @@ class Host:
                     raise
                 ports = "--discovery-port, --server-port and --status-port name other ports"
                 raise CannotStart(f"{str(error).rstrip('.')}; {ports}") from None
+            await self._until_listed()
             ready()
             await Deferred()
         finally:
             await self._server.stop()
             await self._discovery.stop()
+
+    async def _until_listed(self) -> None:
+        """Wait until discovery lists the server, so that whoever reads the invitation can use the network at once.
+
+        Discovery first checks that the server can be reached. If the server is not listed in time, only a notice says
+        so, because the server goes on posting its entry.
+        """
+        deadline = self._reactor.seconds() + LISTED_WITHIN
+        lookup = Lookup(self._reactor, self._settings.local_url, timeout=LISTED_WITHIN)
+        try:
+            while True:
+                why = "discovery checks that servers can be reached, and has not reached it"
+                try:
+                    listed = await lookup.available_servers()
+                    if any(entry.key == self._settings.key.public for entry in listed):
+                        return
+                except DmsgError as error:
+                    why = str(error)
+                if self._reactor.seconds() >= deadline:
+                    notice(f"discovery does not list the server yet, so clients cannot use it: {why}")
+                    return
+                await deferLater(self._reactor, LISTED_POLL_INTERVAL)
+        finally:
+            await lookup.close()
 
 
 def _log_of(name: str) -> Callable[[str], None]:

@@ -15,13 +15,15 @@ from typing import Any
 
 import treq
 from twisted.internet import reactor
+from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.cli.network.host_run import HostSettings, NotAHost, checked_host
+from dmsg.cli.network import host_run
+from dmsg.cli.network.host_run import Host, HostSettings, NotAHost, checked_host
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.service.reached_at import REACHED_AT
-from dmsg.keys import SecKey
+from dmsg.keys import SecKey, write_key_file
 from dmsg.net.carriers.names import Carrier
 from tests.cli.qr_reader import qr_rows, read_qr
 from tests.cli.test_commands import Command, CommandCase
@@ -152,6 +154,42 @@ class SettingsTests(SynchronousTestCase):
         for bad in ("relay.example.org:80", "http://a", "", "a b", "ä", "fe80::1%eth0"):
             with self.subTest(bad=bad):
                 self.assertRaises(NotAHost, checked_host, bad)
+
+
+class ListedTests(CommandCase):
+    """The invitation of ``dmsg host`` waits until discovery lists the server."""
+
+    async def waiting(self) -> tuple[Any, SecKey, str]:
+        """Return the wait of a ``dmsg host`` whose discovery runs in this process, its server's key, and the URL."""
+        url = await self.start_discovery()
+        key = SecKey.generate()
+        settings = HostSettings(
+            self.directory, key, "home", "127.0.0.1", int(url.rpartition(":")[2]), 8080, 9180, allow=None
+        )
+        return Deferred.fromCoroutine(Host(reactor, settings)._until_listed()), key, url
+
+    @asynchronous
+    async def test_a_server_whose_first_check_takes_time(self) -> None:
+        self.patch(host_run, "notice", self.fail)
+        waiting, key, url = await self.waiting()
+        lookup = Lookup(reactor, url)
+        self.addCleanup(lookup.close)
+        for _ in range(20):
+            self.assertFalse(await lookup.available_servers())
+        self.assertFalse(waiting.called)
+        write_key_file(self.directory / "server.key", key)
+        await self.start_server(f"--discovery={url}", f"--key-file={self.directory / 'server.key'}")
+        await waiting
+
+    @asynchronous
+    async def test_a_server_that_discovery_does_not_reach(self) -> None:
+        said: list[str] = []
+        self.patch(host_run, "notice", said.append)
+        self.patch(host_run, "LISTED_WITHIN", 0.2)
+        waiting, _, _ = await self.waiting()
+        await waiting
+        self.assertEqual(len(said), 1)
+        self.assertIn("does not list the server yet", said[0])
 
 
 class HostCase(CommandCase):
