@@ -26,7 +26,16 @@ from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.listing import Source, receipts_source, spool_source
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD
-from dmsg.analytics.session import DRIVER_MEMORY, JavaNotFound, Spark, SparkFailed, is_connect, make_session
+from dmsg.analytics.session import (
+    DRIVER_MEMORY,
+    JavaNotFound,
+    Spark,
+    SparkFailed,
+    SparkOnDemand,
+    is_connect,
+    is_local,
+    make_session,
+)
 from dmsg.analytics.store import Store, local_path
 from dmsg.telemetry.spool_listing import Reason, left_lines
 
@@ -278,14 +287,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         if options.command == "run":
-            spark = make_session(options.master, memory=options.memory)
+            session = make_session(options.master, memory=options.memory)
+            local = is_local(session)
+            spark = SparkOnDemand(lambda: session, is_local=local, is_wanted=local)
             outcome = run(spark, options.spool, options.receipts, options.out, progress)
             for line in left_lines(outcome.left):
                 sys.stderr.write(f"dmsg-analytics: {line}\n")
             sys.stdout.write(
                 json.dumps({"run": outcome.state.run, "days": outcome.days, "events": outcome.events}) + "\n"
             )
-            spark.stop()
+            session.stop()
         elif options.command == "report":
             write_report(options.out, Path(options.html))
         else:

@@ -301,12 +301,11 @@ def make_session(
 
 
 class SparkOnDemand:
-    """Spark session that starts when it is first needed. A run over few events does not need it.
+    """Spark session that starts when it is first needed. A run without new events does not need it.
 
     :param start: starts the session.
     :param is_local: whether its executors are in this process.
-    :param is_wanted: whether tasks of Spark read and compute however few events there are, because the user has named
-        Spark's master.
+    :param is_wanted: whether tasks of Spark read and compute however few events there are.
     :ivar is_local: as the parameter.
     :ivar is_wanted: as the parameter.
     """

@@ -1,4 +1,4 @@
-"""Runs for which the user has named Spark's master: tasks of Spark read the files and compute the large tables."""
+"""Runs on this machine: tasks of Spark read the files and compute the large tables, however few events there are."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import signal
 from typing import Any
 from unittest.mock import patch
 
-import click
+from click.testing import CliRunner
 
-from dmsg.analytics import jobs, shards
+from dmsg.analytics import jobs, main, shards
 from dmsg.analytics.intake import convert_files
 from dmsg.analytics.jobs import Pipeline
+from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.schemas import GOLD
-from dmsg.analytics.session import Load, SparkOnDemand, is_wanted
+from dmsg.analytics.session import SparkOnDemand, is_wanted
 from dmsg.analytics.shard_tasks import FAMILIES_OF
 from dmsg.cli.pipeline.commands import analytics
-from dmsg.cli.pipeline.common import session_on_demand
 from tests.analytics.support import DAY, NOW, S1, Boot, LakeCase, spark, write_file
 
 
@@ -50,10 +50,26 @@ class WantedTests(LakeCase):
         self.assertEqual((here, computed), ([False], set(FAMILIES_OF)))
         self.assertEqual(self.tables(GOLD), self.tables(GOLD, out=other))
 
-    def test_a_local_master_is_a_wish(self) -> None:
+    def test_a_run_on_this_machine_uses_spark_unless_the_user_says_otherwise(self) -> None:
         """On a cluster, the amount of data decides between tasks with Arrow and Spark's own plans."""
         self.addCleanup(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
-        for master, wanted in ((None, False), ("local[2]", True), ("local[*]", True), ("spark://host:7077", False)):
-            with click.Context(analytics), session_on_demand(master, "1g", (), Load.SMALL) as found:
-                self.assertIs(is_wanted(found), wanted, master)
-                self.assertFalse(found.has_started)
+        for words, wanted in (
+            ((), True),
+            (("--master", "local[2]"), True),
+            (("--spark", "if-needed"), False),
+            (("--spark", "if-needed", "--master", "local[2]"), False),
+            (("--master", "spark://host:7077"), False),
+        ):
+            used: list[bool] = []
+
+            def run(spark: Any, *_: object, used: list[bool] = used) -> Any:
+                used.append(is_wanted(spark))
+                self.assertFalse(spark.has_started)
+                raise LakeError("enough")
+
+            self.out.mkdir(exist_ok=True)
+            arguments = ("run", "--spool", str(self.spool), "--out", str(self.out), *words)
+            with patch.object(main, "run", run):
+                done = CliRunner().invoke(analytics, arguments)
+            self.assertIn("enough", done.stderr)
+            self.assertEqual(used, [wanted], words)

@@ -169,8 +169,7 @@ def compute(demo: PipelineDemo, directory: Path) -> None:
     """Run the pipeline's commands on the events of the demo, as a user would."""
     out = ["--out", str(directory / "tables")]
     for arguments in (
-        # The events are few. Without a master, Spark would not start for them.
-        ["run", "--master", "local[*]", "--spool", str(directory / "spool"), *out],
+        ["run", "--spool", str(directory / "spool"), *out],
         ["rank", *out, "-k", str(directory / "operator.key"), "--create", "--ranking", str(directory / "ranking.json")],
         ["report", *out, "--html", str(directory / "report.html")],
         ["top", "settlement_day", *out],

@@ -28,6 +28,7 @@ from dmsg.cli.pipeline.common import (
     session,
     session_on_demand,
     spark_options,
+    spark_when_option,
     tables_option,
 )
 from dmsg.cli.pipeline.explain import explain
@@ -119,6 +120,7 @@ def analytics() -> None:
 @tables_option()
 @receipts_option
 @clear_keys_option
+@spark_when_option
 @spark_options
 @needs_spark
 def run(
@@ -126,6 +128,7 @@ def run(
     out: str,
     receipts: str | None,
     clear_keys: bool,
+    when: str,
     master: str | None,
     memory: str,
     conf: tuple[str, ...],
@@ -145,7 +148,8 @@ def run(
         tell("checking receipts", 0, None)
         if receipts is None:
             receipts, checked = _check_receipts(spool, out, clear=clear_keys)
-        with session_on_demand(master, memory, conf, _load_of(spool, receipts, out)) as spark:
+        load = _load_of(spool, receipts, out)
+        with session_on_demand(master, memory, conf, load, always=when == "always") as spark:
             outcome = jobs.run(spark, spool, receipts, out, tell, checked.left, usable_memory())
     _say_left(outcome.left)
     if checked.refused:

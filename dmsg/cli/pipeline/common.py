@@ -133,12 +133,22 @@ def spark_options(command: Callable[..., object]) -> Callable[..., object]:
             metavar="MASTER",
             help=(
                 "Spark master: local[N], spark://HOST:PORT or sc://HOST:PORT (Spark Connect).  "
-                "Default: the cores of this machine, and no Spark for few events.  Environment: DMSG_SPARK_MASTER."
+                "Default: the cores of this machine.  Environment: DMSG_SPARK_MASTER."
             ),
         ),
     ):
         command = option(command)
     return command
+
+
+spark_when_option = click.option(
+    "--spark",
+    "when",
+    type=click.Choice(["always", "if-needed"]),
+    default="always",
+    show_default=True,
+    help="With if-needed, a run on this machine computes few events without Spark, which is faster.",
+)
 
 
 def not_empty(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -239,7 +249,14 @@ def session(master: str | None, memory: str, conf: tuple[str, ...], load: Load) 
 
 
 @contextlib.contextmanager
-def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], load: Load) -> Iterator[SparkOnDemand]:
+def session_on_demand(
+    master: str | None, memory: str, conf: tuple[str, ...], load: Load, *, always: bool = True
+) -> Iterator[SparkOnDemand]:
+    """Context manager that yields a Spark session, which starts when it is first used.
+
+    :param always: whether tasks of Spark on this machine read and compute however few events there are.  On a cluster,
+        the amount of data decides what is done by tasks with Arrow, and what by Spark's own plans.
+    """
     settings = {}
     for one in conf:
         key, equals, value = one.partition("=")
@@ -253,7 +270,7 @@ def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], lo
     if master is not None and re.match(r"local(\[|$)|yarn$|k8s://|spark://|sc://", master) is None:
         raise WrongUse(f"--master is local[N], spark://HOST:PORT, sc://HOST:PORT, yarn or k8s://..., not {master!r}")
     if is_local_master(master):
-        # A run over few events needs no Java. Even so, a missing Java is always an error, so that users learn of it
+        # A run without new events needs no Java. Even so, a missing Java is always an error, so that users learn of it
         # before there are many events.
         find_java()
 
@@ -277,7 +294,7 @@ def session_on_demand(master: str | None, memory: str, conf: tuple[str, ...], lo
             signal.signal(signal.SIGINT, _interrupted)
 
     is_local = is_local_master(master)
-    spark = SparkOnDemand(start, is_local=is_local, is_wanted=is_local and master is not None)
+    spark = SparkOnDemand(start, is_local=is_local, is_wanted=is_local and always)
     spark.at_start(handle_interrupts)
     handle_interrupts()
     try:
