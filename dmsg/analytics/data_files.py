@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from dmsg.analytics.parquet import Part
 
@@ -81,6 +81,14 @@ def added(part: Part, *, moved: bool = False) -> AddAction:
         data_change=not moved,
         stats=json.dumps(stats),
     )
+
+
+def removed(file: File, *, moved: bool = False) -> RemoveAction:
+    """Return the log entry that removes a file from a table.
+
+    :param moved: whether the same transaction adds the rows of this file to other files.
+    """
+    return RemoveAction(file.path, not moved, int(time.time() * 1000), file.size, dict(file.values))
 
 
 def _milliseconds(info: pafs.FileInfo) -> int:

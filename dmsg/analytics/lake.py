@@ -22,7 +22,8 @@ from dmsg.analytics import functions as F, silver
 from dmsg.analytics.affected_rows import with_columns
 from dmsg.analytics.changes import rows_of_day
 from dmsg.analytics.data_files import File, RowCount, run_directory
-from dmsg.analytics.delta import APPLICATION, Delta
+from dmsg.analytics.delta import Delta
+from dmsg.analytics.delta_log import APPLICATION
 from dmsg.analytics.memory_tables import OF_EVENTS
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow, read_part, read_small, write_part
 from dmsg.analytics.rewrites import Rewrite, in_files, kept_rows
@@ -141,7 +142,7 @@ class Lake(Store):
         """Write rows in one transaction.
 
         :param rows: rows by day. The key of a table without days is an empty text.
-        :param replaced: as for :meth:`~dmsg.analytics.delta.Delta.commit`.
+        :param replaced: as for :meth:`~dmsg.analytics.delta_log.DeltaLog.commit`.
         :param gone: files to remove from the table.
         """
         table.ensure()

@@ -22,8 +22,9 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import delta, runs
-from dmsg.analytics.delta import APPLICATION, Delta
+from dmsg.analytics import delta_log, runs
+from dmsg.analytics.delta import Delta
+from dmsg.analytics.delta_log import APPLICATION
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.runs import DONE, Runs, State, TablesBusy
 from dmsg.analytics.schemas import Table
@@ -296,7 +297,7 @@ class DeltaTests(SynchronousTestCase):
                 log.write_bytes(re.sub(rb'"commitInfo":{"timestamp":\d+', earlier, log.read_bytes()))
             os.utime(log, (at, at))
 
-    @patch.dict(delta.CONFIGURATION, {"delta.checkpointInterval": "4"})
+    @patch.dict(delta_log.CONFIGURATION, {"delta.checkpointInterval": "4"})
     def test_what_is_kept_can_be_read_after_many_runs(self) -> None:
         """Each day a run replaces rows and removes old files, also files that the log does not name."""
         versions: list[int] = []
@@ -312,7 +313,7 @@ class DeltaTests(SynchronousTestCase):
         # The log is shortened: of each day it has the transactions of the run and of removing its old files.
         self.assertLess(len(list((self.place / "_delta_log").glob("*.json"))), 40)
 
-    @patch.dict(delta.CONFIGURATION, {"delta.checkpointInterval": "4"})
+    @patch.dict(delta_log.CONFIGURATION, {"delta.checkpointInterval": "4"})
     def test_a_version_to_keep_survives_a_long_pause(self) -> None:
         """The tables of the last run can be read until the next run has finished, which may be a month later."""
         for number in range(1, 9):
@@ -328,7 +329,7 @@ class DeltaTests(SynchronousTestCase):
                 self.delta.vacuum([])
                 self.assertEqual(self.rows(), [(number + 2, "2026-03-10")])
 
-    @patch.dict(delta.CONFIGURATION, {"delta.checkpointInterval": "4", "delta.enableExpiredLogCleanup": None})
+    @patch.dict(delta_log.CONFIGURATION, {"delta.checkpointInterval": "4", "delta.enableExpiredLogCleanup": None})
     def test_a_version_that_another_program_removed_stops_no_run(self) -> None:
         """Without its property, the table is as an earlier version of dmsg made it."""
         for number in range(1, 4):

@@ -22,7 +22,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import delta
+from dmsg.analytics import delta, delta_log
 from dmsg.analytics.bronze import UNCHECKED
 from dmsg.analytics.data_files import File
 from dmsg.analytics.day_parts import BASE_BYTES, EVENT_BYTES, PART_ROWS, day_parts, part_rows
@@ -109,7 +109,7 @@ class TakenUpTests(LakeCase):
                 opened[table_uri] += 1
                 super().__init__(table_uri, *rest, **more)
 
-        counting = self.patch(delta, "DeltaTable", Counting)
+        counting = self.patch(delta_log, "DeltaTable", Counting)
         second = self.run_jobs()
         counting.restore()
         self.assertEqual(second.quarantined, 1)
