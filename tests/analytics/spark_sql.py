@@ -22,6 +22,7 @@ from dmsg.analytics.queries import QueryError, run_sql
 from dmsg.analytics.refine import Refinement
 from dmsg.analytics.schemas import GOLD, SILVER
 from dmsg.analytics.store import Store
+from dmsg.analytics.table_computation import Computation
 from dmsg.analytics.views import VIEWS
 from tests.analytics.spark_tables import Story, lines_of
 from tests.analytics.support import S1, S2, LakeCase, _in_order, rows_by_spark, run_here, write_file
@@ -168,9 +169,9 @@ class StoredDayTests(LakeCase):
     def refine(self, story: Story) -> None:
         """Make the views; ``long_rules`` has a whole run."""
 
-        def write_views(refinement: Refinement, layer: str, names: Iterable[str], *plans: Any) -> None:
-            write_days(refinement, layer, [name for name in names if name in VIEWS], *plans)
+        def write_views(computation: Computation, layer: str, names: Iterable[str], *plans: Any) -> None:
+            write_days(computation, layer, [name for name in names if name in VIEWS], *plans)
 
-        write_days = Refinement._write_days
-        with patch.object(Refinement, "_write_days", write_views), patch.object(Refinement, "gold_overall"):
+        write_days = Computation.write_days
+        with patch.object(Computation, "write_days", write_views), patch.object(Refinement, "gold_overall"):
             story.run_jobs()
