@@ -20,6 +20,7 @@ from dmsg.noise.records import RecordOpener, RecordSealer
 from dmsg.v2019.core.events import DataReceived, Requested
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.transports import TableSettings
 from dmsg.v2019.core.wire import DRAIN, FWD, OK, REQUEST, Frame
 from tests.messaging.core.test_relay import FakePort as MessagingPort
 from tests.messaging.support import KEYS as MESSAGING_KEYS
@@ -65,7 +66,7 @@ class CoreTests(SynchronousTestCase):
     @given(PIECES, CUTS, st.sampled_from([REQUEST, DRAIN]))
     def test_frames_before_a_bad_one_reach_the_client(self, plain: list[bytes], cuts: list[int], kind: int) -> None:
         local, remote = KEYS["A"].public, KEYS["B"].public
-        core = ClientConnection(local, random=Random(0))
+        core = ClientConnection(local, TableSettings(random=Random(0)))
         core.accepting = True
         start = bytearray(Frame(OK, 0, b"").encode() + Frame(REQUEST, 1, bytes(remote + local)).encode())
         _, (_, requested) = core.receive_frames(start, len(start))

@@ -7,6 +7,7 @@ The rules of the protocol are in :mod:`dmsg.v2019.core.table`; this module adds 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from twisted.internet.defer import Deferred, fail
@@ -47,7 +48,7 @@ from dmsg.v2019.core.events import (
 )
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
-from dmsg.v2019.core.transports import Side
+from dmsg.v2019.core.transports import Side, TableSettings
 from dmsg.v2019.core.wire import MAX_FWD_DATA, SAME_KEY
 from dmsg.v2019.incoming import Incoming
 from dmsg.v2019.outgoing import Outgoing
@@ -98,19 +99,17 @@ class ClientSession(Session):
         self._reactor = reactor
         self._streams = streams
         self._receipts = receipts
-        key = streams.secure_key if streams is not None else None
-        budget = streams.budget if streams is not None else None
-        core = ClientConnection(
-            local,
-            key=key,
+        settings = TableSettings(
             random=random,
-            budget=budget,
             receipts_to=server if receipts else None,
-            refusal=streams.handshake_limits.at(server) if streams is not None else lambda initiator, ephemeral: None,
             make_room=self._make_room,
             is_own_check=self._is_own_check,
             side=side,
         )
+        if streams is not None:
+            refusal = streams.handshake_limits.at(server)
+            settings = replace(settings, key=streams.secure_key, budget=streams.budget, refusal=refusal)
+        core = ClientConnection(local, settings)
         super().__init__(turn, server, core, accept)
         self._incoming = Incoming(reactor, self, core, accept, streams)
         instance = streams.instance if streams is not None else b""

@@ -41,6 +41,7 @@ from dmsg.telemetry.receipts import ReceiptError, parse_receipt
 from dmsg.v2019.core.events import Requested
 from dmsg.v2019.core.relay import Relay
 from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.transports import TableSettings
 from dmsg.v2019.core.wire import OK, Frame, FrameBuffer, parse_drain
 from dmsg.v2019.direct.tickets import Tickets
 from dmsg.v2019.lan.answers import CodeAnswers
@@ -110,7 +111,7 @@ def relay(data: bytes) -> None:
 
 def client(data: bytes) -> None:
     """A server sends any bytes to its client."""
-    core = ClientConnection(PUBLIC[0], key=KEYS[0])
+    core = ClientConnection(PUBLIC[0], TableSettings(key=KEYS[0]))
     core.accepting = True
     first = bytearray(Frame(OK, 0, b"").encode())
     core.receive_frames(first, len(first))

@@ -24,6 +24,7 @@ from dmsg.testing.tcp import End
 from dmsg.v2019.client import Client
 from dmsg.v2019.core.peers import ConnectionPort, RelayPeer
 from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.transports import TableSettings
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, REQUEST, Frame
 from dmsg.v2019.reachability import (
     CHECK_INTERVAL,
@@ -217,7 +218,7 @@ class HarmlessTests(OldServerCase):
             arrived.append(True)
             return True
 
-        core = ClientConnection(KEYS["A"].public, is_own_check=is_own_check)
+        core = ClientConnection(KEYS["A"].public, TableSettings(is_own_check=is_own_check))
         core._next_id = int.from_bytes(sent[0][1:3], "big")
         ok, request = received
         core.receive_frames(bytearray(ok), len(ok))

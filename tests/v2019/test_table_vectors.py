@@ -15,6 +15,7 @@ from dmsg.errors import CloseReason as R, RemoteProtocolError
 from dmsg.v2019.core.events import Accepted, Acknowledged, Closed, DataReceived, EndedBy, Event, Requested
 from dmsg.v2019.core.state import ClientTransport
 from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.transports import TableSettings
 from dmsg.v2019.core.wire import ACK, CLOSE, FWD, REQUEST, Frame, FrameBuffer
 from tests.support import KEYS, Draws, vectors
 
@@ -30,7 +31,8 @@ class _Client:
     """A client's table, fed with frames."""
 
     def __init__(self, name: str, first_id: int = 0x1000, sequence: int = 0x3000) -> None:
-        self.core = ClientConnection(KEYS[name].public, random=Draws(first_id // 2, sequence))  # type: ignore[arg-type]
+        settings = TableSettings(random=Draws(first_id // 2, sequence))  # type: ignore[arg-type]
+        self.core = ClientConnection(KEYS[name].public, settings)
         self.core.accepting = True
         self.events: list[Event] = []
         self._frames = FrameBuffer()

@@ -11,6 +11,7 @@ from dmsg.v2019.core import requests as requests_module
 from dmsg.v2019.core.events import DataReceived, Event, Requested
 from dmsg.v2019.core.requests import HANDSHAKES_A_TURN
 from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.transports import TableSettings
 from dmsg.v2019.core.wire import ACCEPT, ACK, CLOSE, FWD, OK, REQUEST, Frame, close_reason
 from tests.support import KEYS
 from tests.v2019.core.test_table import feed, sent
@@ -26,7 +27,7 @@ def request(number: int) -> Frame:
 
 class UnreadTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.core = ClientConnection(LOCAL.public, key=LOCAL)
+        self.core = ClientConnection(LOCAL.public, TableSettings(key=LOCAL))
         feed(self.core, Frame(OK, 0, b""))
         self.core.accepting = True
 

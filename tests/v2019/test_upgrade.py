@@ -28,6 +28,7 @@ from dmsg.testing.old_relay import OldRelay
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.state import ClientTransport, State
 from dmsg.v2019.core.table import ClientConnection
+from dmsg.v2019.core.transports import TableSettings
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -410,7 +411,7 @@ class FrameTests(SynchronousTestCase):
 
 def _upgrading(initiator: bool) -> tuple[ClientConnection, ClientTransport]:
     """Return one end of a transport that is being upgraded."""
-    core = ClientConnection(A.public, key=A)
+    core = ClientConnection(A.public, TableSettings(key=A))
     core.accepting = True
     feed(core, Frame(OK, 0, b""))
     if initiator:

@@ -12,15 +12,12 @@ change the stream that it resumes before it has received an authentic frame of t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from random import Random
 
 from dmsg.errors import CloseReason, HandshakeError
-from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
+from dmsg.keys import PUBKEY_SIZE, PubKey
 from dmsg.noise.handshake import HANDSHAKE_FRAMES, HandshakeResult
 from dmsg.streams.core.agreement import PREFACE_FRAMES, Hello, Offer, agreed_cipher, is_secure, preface
-from dmsg.streams.core.budget import Budget
 from dmsg.streams.core.resumption import Answer, SecureError
 from dmsg.streams.core.secure import SecureEnd
 from dmsg.v2019.core.events import (
@@ -36,7 +33,7 @@ from dmsg.v2019.core.events import (
     Resumed,
 )
 from dmsg.v2019.core.state import ClientTransport, Input, State
-from dmsg.v2019.core.transports import Side, TransportTable
+from dmsg.v2019.core.transports import PLAIN_CLIENT, TableSettings, TransportTable
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -50,28 +47,12 @@ from dmsg.v2019.core.wire import (
 
 
 class SecureTable(TransportTable):
-    """Table of one connection's transports that also runs the handshakes of secure transports.
+    """Table of one connection's transports that also runs the handshakes of secure transports."""
 
-    :param budget: memory budget from which receive windows grow; by default that of the process.
-    :param refusal: function that is called before the handshake of a REQUEST is computed, with the initiator's key and
-        ephemeral key. The ephemeral key is None in a plain REQUEST. The function returns the reason to refuse the
-        REQUEST, or None.
-    """
-
-    def __init__(
-        self,
-        local: PubKey,
-        *,
-        key: SecKey | None = None,
-        random: Random | None = None,
-        budget: Budget | None = None,
-        receipts_to: PubKey | None = None,
-        refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
-        side: Side = Side.CLIENT,
-    ) -> None:
-        super().__init__(local, key=key, random=random, receipts_to=receipts_to, side=side)
-        self._budget = budget
-        self.refusal = refusal
+    def __init__(self, local: PubKey, settings: TableSettings = PLAIN_CLIENT) -> None:
+        super().__init__(local, settings)
+        self._budget = settings.budget
+        self.refusal = settings.refusal
         self._handshake_cost = 0
         """Time that the handshakes of the present read have taken, as the number of frames that take equally long."""
 

@@ -6,18 +6,15 @@ because handshakes take long: a few are computed after each read, and the others
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import islice
-from random import Random
 
 from dmsg.errors import CloseReason, HandshakeError, KeyFormatError
-from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
+from dmsg.keys import PUBKEY_SIZE, PubKey
 from dmsg.streams.core.agreement import Offer, is_secure
-from dmsg.streams.core.budget import Budget
 from dmsg.v2019.core.events import Event, Requested
 from dmsg.v2019.core.handshakes import SecureTable
 from dmsg.v2019.core.state import ClientTransport, Input
-from dmsg.v2019.core.transports import Side
+from dmsg.v2019.core.transports import PLAIN_CLIENT, TableSettings
 from dmsg.v2019.core.wire import ACCEPT, HANDSHAKE_PAYLOAD_SIZE, encode_close, encode_frame
 
 MAX_INCOMING = 4096
@@ -32,32 +29,14 @@ UNREAD_REQUESTS = 8192
 class RequestTable(SecureTable):
     """Table of one connection's transports that also answers the REQUESTs of other clients.
 
-    :param make_room: called with the requester's key; evicts an incoming transport to make room for a new one. Returns
-        False if none may be evicted.
-    :param is_own_check: called when a plain REQUEST from this client's own key arrives. Returns whether the REQUEST
-        belongs to a check of a client's reachability, so that it is refused.
     :ivar accepting: whether REQUESTs are passed to the application. If not, they are answered with CLOSE.
     """
 
-    def __init__(
-        self,
-        local: PubKey,
-        *,
-        key: SecKey | None = None,
-        random: Random | None = None,
-        budget: Budget | None = None,
-        receipts_to: PubKey | None = None,
-        refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
-        make_room: Callable[[PubKey | None], bool] = lambda initiator: False,
-        is_own_check: Callable[[], bool] = lambda: False,
-        side: Side = Side.CLIENT,
-    ) -> None:
-        super().__init__(
-            local, key=key, random=random, budget=budget, receipts_to=receipts_to, refusal=refusal, side=side
-        )
+    def __init__(self, local: PubKey, settings: TableSettings = PLAIN_CLIENT) -> None:
+        super().__init__(local, settings)
         self.accepting = False
-        self.make_room = make_room
-        self._is_own_check = is_own_check
+        self.make_room = settings.make_room
+        self._is_own_check = settings.is_own_check
         self.unread_requests: dict[int, bytes] = {}
         """REQUESTs whose handshake is not computed yet, by transport id, the oldest first. See
         :meth:`read_requests`."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from random import Random
 from typing import ClassVar
 
 from dmsg.errors import (
@@ -32,9 +31,8 @@ from dmsg.errors import (
     RemoteProtocolError,
     close_reason_text,
 )
-from dmsg.keys import PubKey, SecKey
+from dmsg.keys import PubKey
 from dmsg.streams.core.agreement import Proposal
-from dmsg.streams.core.budget import Budget
 from dmsg.streams.core.secure import MAX_SECURE_DATA, SecureEnd
 from dmsg.v2019.core.events import (
     Accepted,
@@ -51,7 +49,7 @@ from dmsg.v2019.core.events import (
 )
 from dmsg.v2019.core.requests import RequestTable
 from dmsg.v2019.core.state import ClientTransport, Input, State
-from dmsg.v2019.core.transports import FRAMES, LARGE, Side
+from dmsg.v2019.core.transports import FRAMES, LARGE, PLAIN_CLIENT, Side, TableSettings
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -92,40 +90,12 @@ _Handler = Callable[["ClientConnection", ClientTransport, int, bytes, list[Event
 class ClientConnection(RequestTable):
     """Client's end of one connection to a server, with the table of its transports.
 
-    :param key: secret key for secure transports. Without it, only plain transports are accepted.
-    :param budget: memory budget from which receive windows grow; by default that of the process.
-    :param receipts_to: key of the server if it gets receipts for the data that it delivers, otherwise None.
-    :param refusal: see :class:`~dmsg.v2019.core.handshakes.SecureTable`.
-    :param make_room: see :class:`~dmsg.v2019.core.requests.RequestTable`.
-    :param is_own_check: see :class:`~dmsg.v2019.core.requests.RequestTable`.
-    :param side: side of the connection: client of a server, or one end of a direct link between two clients.
+    :param local: public key of this client.
     """
 
-    def __init__(
-        self,
-        local: PubKey,
-        *,
-        key: SecKey | None = None,
-        random: Random | None = None,
-        budget: Budget | None = None,
-        receipts_to: PubKey | None = None,
-        refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None,
-        make_room: Callable[[PubKey | None], bool] = lambda initiator: False,
-        is_own_check: Callable[[], bool] = lambda: False,
-        side: Side = Side.CLIENT,
-    ) -> None:
-        super().__init__(
-            local,
-            key=key,
-            random=random,
-            budget=budget,
-            receipts_to=receipts_to,
-            refusal=refusal,
-            make_room=make_room,
-            is_own_check=is_own_check,
-            side=side,
-        )
-        if side is Side.CALLER:
+    def __init__(self, local: PubKey, settings: TableSettings = PLAIN_CLIENT) -> None:
+        super().__init__(local, settings)
+        if self.side is Side.CALLER:
             self._outgoing.append(OK_FRAME)
         self._answered: set[int] = set()
         """Ids without a transport for which a CLOSE was sent during the present read."""

@@ -12,12 +12,14 @@ link between two clients, the caller chooses even ids and the other client odd i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum, auto
 from random import Random
 
 from dmsg.base.pool import BufferPool
 from dmsg.errors import CloseReason, LocalProtocolError
 from dmsg.keys import PubKey, SecKey
+from dmsg.streams.core.budget import Budget
 from dmsg.telemetry.receipts import Receipt, Role, transport_identity
 from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.v2019.core.wire import (
@@ -53,30 +55,50 @@ class Side(Enum):
     """Client that accepted a direct link from another client: chooses odd ids, answers OK with OK, answers PING."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSettings:
+    """Settings of the table of one connection.
+
+    :ivar key: secret key for secure transports and receipts. Without it, only plain transports are accepted.
+    :ivar random: generator of the first id and of the first sequence numbers.
+    :ivar budget: memory budget from which receive windows grow; by default that of the process.
+    :ivar receipts_to: key of the server if it gets receipts for the data that it delivers, otherwise None.
+    :ivar refusal: called before the handshake of a REQUEST is computed, with the initiator's key and ephemeral key. The
+        ephemeral key is None in a plain REQUEST. The function returns the reason to refuse the REQUEST, or None.
+    :ivar make_room: called with the requester's key; evicts an incoming transport to make room for a new one. Returns
+        False if none may be evicted.
+    :ivar is_own_check: called when a plain REQUEST from this client's own key arrives. Returns whether the REQUEST
+        belongs to a check of a client's reachability, so that it is refused.
+    :ivar side: side of the connection: client of a server, or one end of a direct link between two clients.
+    """
+
+    key: SecKey | None = None
+    random: Random | None = None
+    budget: Budget | None = None
+    receipts_to: PubKey | None = None
+    refusal: Callable[[bytes, bytes | None], CloseReason | None] = lambda initiator, ephemeral: None
+    make_room: Callable[[PubKey | None], bool] = lambda initiator: False
+    is_own_check: Callable[[], bool] = lambda: False
+    side: Side = Side.CLIENT
+
+
+PLAIN_CLIENT = TableSettings()
+"""Settings of a client of a server that has only plain transports."""
+
+
 class TransportTable:
     """Table of one connection's transports, with the frames to send.
 
-    :param key: secret key that signs receipts.
-    :param receipts_to: key of the server if it gets receipts for the data that it delivers, otherwise None.
-    :param side: side of the connection, which decides whether this table chooses even or odd ids.
     :ivar incoming: number of transports that other clients opened.
     """
 
-    def __init__(
-        self,
-        local: PubKey,
-        *,
-        key: SecKey | None = None,
-        random: Random | None = None,
-        receipts_to: PubKey | None = None,
-        side: Side = Side.CLIENT,
-    ) -> None:
+    def __init__(self, local: PubKey, settings: TableSettings = PLAIN_CLIENT) -> None:
         self.local = local
-        self.side = side
-        self._parity = int(side is Side.CALLED)
+        self.side = settings.side
+        self._parity = int(settings.side is Side.CALLED)
         """Lowest bit of the ids that this table chooses."""
-        self._receipts_to = receipts_to if key is not None else None
-        self._key = key
+        self._receipts_to = settings.receipts_to if settings.key is not None else None
+        self._key = settings.key
         self._due: list[ClientTransport] = []
         self._pinged = False
         """Whether a PING was sent. After it, the server may send PONG, DRAIN and NOTICE."""
@@ -85,7 +107,7 @@ class TransportTable:
         self.removed: list[ClientTransport] = []
         """Closed transports that may still refer to a carrier. The session deletes these references after it has
         handled the events."""
-        self._random = random or Random()
+        self._random = settings.random or Random()
         self._next_id = self._random.randrange(IDS_PER_SIDE) * 2 + self._parity
         self._outgoing: list[bytes | tuple[bytearray, int]] = []
         """Data to send, in order. An item is bytes (a frame, or a part of one), or a pair of a buffer from ``FRAMES``

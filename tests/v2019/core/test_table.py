@@ -27,6 +27,7 @@ from dmsg.v2019.core.events import (
 )
 from dmsg.v2019.core.state import TRANSITIONS, ClientTransport, Input, State
 from dmsg.v2019.core.table import RECEIVE_LIMIT, ClientConnection
+from dmsg.v2019.core.transports import TableSettings
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -370,7 +371,7 @@ class SecureTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         asks, answers = self.KEYS
-        self.a, self.b = (ClientConnection(key.public, key=key) for key in self.KEYS)
+        self.a, self.b = (ClientConnection(key.public, TableSettings(key=key)) for key in self.KEYS)
         self.b.accepting = True
         for core in (self.a, self.b):
             feed(core, Frame(OK, 0, b""))

@@ -14,7 +14,7 @@ from dmsg.streams.core.resumption import INITIAL_WINDOW
 from dmsg.v2019.core.events import Accepted, Confirmed, DataReceived, Established, Event, Ponged, Requested
 from dmsg.v2019.core.state import State
 from dmsg.v2019.core.table import ClientConnection
-from dmsg.v2019.core.transports import Side
+from dmsg.v2019.core.transports import Side, TableSettings
 from dmsg.v2019.core.wire import CLOSE, MAX_PING, OK, PING, PONG, REQUEST, Frame
 from tests.v2019.core.test_table import feed, sent
 
@@ -37,8 +37,8 @@ class DirectCase(SynchronousTestCase):
     """Two clients with one link."""
 
     def setUp(self) -> None:
-        self.caller = ClientConnection(CALLER.public, key=CALLER, side=Side.CALLER, random=Random(1))
-        self.called = ClientConnection(CALLED.public, key=CALLED, side=Side.CALLED, random=Random(2))
+        self.caller = ClientConnection(CALLER.public, TableSettings(key=CALLER, side=Side.CALLER, random=Random(1)))
+        self.called = ClientConnection(CALLED.public, TableSettings(key=CALLED, side=Side.CALLED, random=Random(2)))
         self.caller.accepting = self.called.accepting = True
 
     def open(self, one: ClientConnection, key: SecKey, other: ClientConnection) -> None:
@@ -103,7 +103,7 @@ class DirectLinkTests(DirectCase):
         self.assertIs(caught.exception.reason, DropReason.BAD_FRAME)
 
     def test_a_client_of_a_server_answers_no_ping(self) -> None:
-        client = ClientConnection(CALLER.public, key=CALLER)
+        client = ClientConnection(CALLER.public, TableSettings(key=CALLER))
         feed(client, Frame(OK, 0, b""), Frame(PING, 0, b"12345678"))
         self.assertEqual([frame.type for frame in sent(client)], [CLOSE])
 
@@ -115,7 +115,7 @@ class DirectLinkTests(DirectCase):
     @given(st.binary(max_size=300))
     def test_any_bytes_end_the_link_at_most(self, data: bytes) -> None:
         for side in (Side.CALLER, Side.CALLED):
-            core = ClientConnection(CALLED.public, key=CALLED, side=side)
+            core = ClientConnection(CALLED.public, TableSettings(key=CALLED, side=side))
             core.accepting = True
             buffer = bytearray(Frame(OK, 0, b"").encode() + data)
             core.receive_frames(buffer, len(buffer))
