@@ -14,6 +14,7 @@ from enum import IntEnum
 from statistics import median
 
 from dmsg.analytics.charts import human
+from dmsg.analytics.gold.uptime import CLOCK_LIMIT_MS
 from dmsg.analytics.runs import State
 from dmsg.analytics.schemas import LIES
 from dmsg.analytics.store import Row, Store
@@ -48,7 +49,6 @@ UNHEARD_MINUTES = 15
 """Minutes in which discovery must have seen a server of which no heartbeat has arrived; with fewer, the server is not
 reported. A server's file of events arrives minutes later than the file in which discovery saw the server, so at the
 beginning of a day, servers without a fault have no heartbeat yet."""
-CLOCK_LIMIT_MS = 60_000
 SLOW_TIMES = 2.0
 """A server is reported as slow if its p99 of a day exceeds the median p99 of the week before by this factor and by
 :data:`SLOW_MIN_MS`."""

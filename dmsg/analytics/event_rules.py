@@ -6,6 +6,7 @@ from __future__ import annotations
 from pyspark.sql.types import LongType
 
 from dmsg.analytics.schemas import EVENT
+from dmsg.telemetry.schema import MAX_NUMBER
 
 OLDEST_TIMESTAMP = 1_577_836_800_000
 """Start of 2020, in ms since 1970. An earlier event comes from a machine whose clock is not set."""
@@ -19,7 +20,7 @@ SILENCE_SECONDS = 15 * 60
 """Seconds without an event after which a process counts as ended. Processes write an event every minute, and files are
 sealed every five minutes.
 """
-LARGEST_NUMBER = 2**50
+LARGEST_NUMBER = MAX_NUMBER
 """Largest number allowed in an event.  Sums of such numbers could overflow, so ``gold.totals`` bounds the sums."""
 LARGEST_BUCKET = 2**31
 """Largest count allowed in a bucket of a histogram, so that sums of histograms do not overflow."""

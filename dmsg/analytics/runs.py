@@ -32,6 +32,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema
 
 from dmsg.analytics.lake_error import LakeError
+from dmsg.analytics.schemas import DAY_MS
 from dmsg.analytics.table_queries import rows_of
 from dmsg.telemetry.spool_listing import Left
 
@@ -39,7 +40,6 @@ UNUSABLE_DAYS = 7
 """Maximum number of days of which a state counts unusable lines and files."""
 FORMAT = 2
 """Version of the format of the table of runs; tables of another version are neither read nor written."""
-DAY_MS = 86_400_000
 LEASE_SECONDS = 600.0
 """Lease of a claim: seconds without a renewal after which another run may take over."""
 CLAIM_TIMEOUT = 3600.0

@@ -31,7 +31,7 @@ from dmsg.analytics.file_texts import server_column
 from dmsg.analytics.memory_columns import NotInMemory
 from dmsg.analytics.memory_rows import MemoryRows
 from dmsg.analytics.memory_tables import OF_EVENTS, as_frame, as_rows, rows_of_table
-from dmsg.analytics.parquet import TEXTS, Part, arrow_schema, column_bytes, write_part
+from dmsg.analytics.parquet import TEXTS, WITHOUT_DICTIONARY, Part, arrow_schema, column_bytes, write_part
 from dmsg.analytics.rewrites import in_files
 from dmsg.analytics.schemas import BRONZE, GOLD, OF_TRANSPORTS, SILVER
 from dmsg.analytics.table_plans import daily_tables, silver_tables
@@ -61,8 +61,6 @@ FAMILIES_OF = {
 }
 """Families of events from which the tables are computed, by table.  The tables are in the order in which they are
 computed, because some of them are computed from verdicts."""
-_PLAIN = ("transport",)
-"""Text columns that are not dictionary-encoded, because nearly all of their values differ."""
 _FIELDS = {one.name: one for one in arrow_schema(BRONZE)}
 _DICTIONARY = pa.dictionary(pa.int32(), pa.string())
 
@@ -183,7 +181,7 @@ def read_columns(storage: pafs.FileSystem, file: File, wanted: Sequence[str], mo
         footer = pq.read_metadata(opened)
         there = set(footer.schema.to_arrow_schema().names)
         names = [name for name in wanted if name in there]
-        texts = [name for name in names if _FIELDS[name].type in TEXTS and name not in _PLAIN]
+        texts = [name for name in names if _FIELDS[name].type in TEXTS and name not in WITHOUT_DICTIONARY]
         source = pq.ParquetFile(opened, metadata=footer, read_dictionary=texts)
         paths = [footer.schema.column(place).path for place in range(footer.num_columns)]
         places = [place for place, path in enumerate(paths) if path.partition(".")[0] in names]
@@ -196,7 +194,7 @@ def read_columns(storage: pafs.FileSystem, file: File, wanted: Sequence[str], mo
 
 def _of_one_form(column: pa.ChunkedArray, name: str) -> pa.Array:
     values = column.combine_chunks()
-    if name in _PLAIN:
+    if name in WITHOUT_DICTIONARY:
         return values.cast(pa.string())
     if _FIELDS[name].type in TEXTS:
         return values if values.type == _DICTIONARY else values.cast(pa.string()).dictionary_encode()
@@ -345,7 +343,9 @@ def _rows(table: pa.Table, family: str, day: str) -> MemoryRows:
     for name in _COLUMNS[family]:
         if name not in columns:
             kind = _FIELDS[name].type
-            columns[name] = partial(pa.nulls, count, _DICTIONARY if kind in TEXTS and name not in _PLAIN else kind)
+            columns[name] = partial(
+                pa.nulls, count, _DICTIONARY if kind in TEXTS and name not in WITHOUT_DICTIONARY else kind
+            )
     # The rules name all columns of a family, but the tables of this module use only those above.
     for name, field in _FIELDS.items():
         columns.setdefault(name, partial(_refuse, name, field.type))

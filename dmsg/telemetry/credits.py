@@ -21,15 +21,14 @@ from pathlib import Path
 from dmsg.errors import DmsgError
 from dmsg.telemetry.lines import unpack_gzip
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, named_keys, parse_receipt
-from dmsg.telemetry.schema import MAX_LINE
+from dmsg.telemetry.schema import MAX_LINE, MAX_NUMBER
 
 DAYS_BEFORE = 30
 """Default number of earlier days whose receipts are read as well, to detect repetitions. A receipt that a server
 reports again within these days is not credited again.
 """
-MAX_RECEIPT_BYTES = 2**50
-"""Maximum number of bytes that a receipt may state for a direction (1 PiB). The same limit applies to all numbers in
-events."""
+MAX_RECEIPT_BYTES = MAX_NUMBER
+"""Maximum number of bytes that a receipt may state for a direction."""
 FILE_LIMIT = 64 * 1024 * 1024
 """Maximum size in bytes of a file of receipts, and of its unpacked text. Servers seal files at 16 MiB of text."""
 MAX_RECEIPTS = 4_000_000

@@ -24,12 +24,11 @@ from enum import IntEnum
 from hashlib import sha256
 
 from dmsg.errors import KeyFormatError, SignatureError
-from dmsg.keys import PubKey, SecKey, Signature
+from dmsg.keys import SIGNATURE_SIZE, PubKey, SecKey, Signature
 
 VERSION = 1
 _CONTEXT = b"dmsg receipt 1"
 _BODY = struct.Struct(">BB16s33s33s33sQQ")
-SIGNATURE_SIZE = 65
 RECEIPT_SIZE = _BODY.size + SIGNATURE_SIZE
 IDENTITY_SIZE = 16
 _IDENTITY = b"dmsg transport 1"

@@ -23,6 +23,8 @@ counted."""
 
 MAX_LINE = 16 * 1024
 """Maximum length of a line in bytes. A longer line is not an event."""
+MAX_NUMBER = 2**50
+"""Largest number of bytes, frames or other units that an event or a receipt may state (1 PiB as bytes)."""
 
 
 class Type(StrEnum):
