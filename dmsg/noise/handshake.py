@@ -41,7 +41,6 @@ from dmsg.errors import HandshakeError, KeyFormatError, LocalProtocolError
 from dmsg.keys import PubKey, SecKey
 from dmsg.noise.suite import BACKEND, Secp256k1KeyPair
 
-TAG_SIZE = 16
 MAX_FRAMED_MESSAGE = 4094
 """Maximum size in bytes of a handshake message in any protocol family. With its 2-byte length prefix it fits into 4
 KiB."""

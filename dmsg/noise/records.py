@@ -20,11 +20,10 @@ from cryptography.exceptions import InvalidTag
 
 from dmsg.base.cipher_names import Cipher
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
-from dmsg.noise.ciphers import AEAD, begin_key, make_cipher, next_key, rekey_after
+from dmsg.noise.ciphers import AEAD, TAG_SIZE, begin_key, make_cipher, next_key, rekey_after
 
 LENGTH_SIZE = 2
 SEQUENCE_SIZE = 4
-TAG_SIZE = 16
 HEADER_SIZE = LENGTH_SIZE + SEQUENCE_SIZE
 OVERHEAD = SEQUENCE_SIZE + TAG_SIZE
 MAX_BODY = 65535

@@ -14,10 +14,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
+from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.noise.nonces import Nonces
 
 NONCE_SIZE = 8
-TAG_SIZE = 16
 OVERHEAD = NONCE_SIZE + TAG_SIZE
 MAX_NONCE = 2**64 - 1
 

@@ -16,7 +16,7 @@ from dmsg.clients import lifecycle
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.messaging.core import state as messaging
 from dmsg.noise import handshake
-from dmsg.noise.handshake import TAG_SIZE
+from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.v2019.core import state as v2019
 
 NOTHING = "(nothing)"

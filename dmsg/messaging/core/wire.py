@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from dmsg.errors import DropReason, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey
+from dmsg.noise.ciphers import TAG_SIZE
 
 OPEN_CHANNEL, CHANNEL_OPENED, CLOSE_CHANNEL, CHANNEL_CLOSED, SEND = range(5)
 HEADER_SIZE = 3
@@ -35,15 +36,14 @@ ID_OFFSET = HEADER_SIZE
 """Offset of the channel's id in a frame of either layout."""
 ID_COUNT = 256
 """Number of channel ids on one link."""
-NOISE_MESSAGE_SIZE = 49
-"""Size of a Noise message in bytes: a key of 33 bytes and a tag of 16 bytes."""
+NOISE_MESSAGE_SIZE = PUBKEY_SIZE + TAG_SIZE
+"""Size of a Noise message in bytes: a key and a tag."""
 OPEN_BODY_SIZE = 1 + PUBKEY_SIZE + NOISE_MESSAGE_SIZE
 OPENED_BODY_SIZE = 1 + NOISE_MESSAGE_SIZE
 OPENED_TWO_SIZE = OPENED_BODY_SIZE + 1
 """Size in bytes of the body of a ChannelOpened with two ids."""
 SEND_OVERHEAD = 3
 """Number of bytes of a Send's body before its ciphertext: the id and the size."""
-TAG_SIZE = 16
 MIN_SEND_BODY = SEND_OVERHEAD
 
 _seed = struct.Struct(">BH")

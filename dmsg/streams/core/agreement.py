@@ -25,7 +25,8 @@ from typing import TypedDict
 from dmsg.base.cipher_names import Cipher
 from dmsg.errors import HandshakeError, fit_close_reason
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
-from dmsg.noise.handshake import TAG_SIZE as _TAG_SIZE, Handshake, HandshakeResult, Pattern
+from dmsg.noise.ciphers import TAG_SIZE
+from dmsg.noise.handshake import Handshake, HandshakeResult, Pattern
 
 PROTOCOL = b"dmsg secure transport 1"
 """First part of the handshake's prologue, before the two public keys."""
@@ -49,7 +50,7 @@ HELLO_SIZE = 128
 their length."""
 KEYS_SIZE = 2 * PUBKEY_SIZE
 """Number of bytes of the two public keys before the KK message."""
-MIN_MESSAGE = PUBKEY_SIZE + HELLO_SIZE + _TAG_SIZE
+MIN_MESSAGE = PUBKEY_SIZE + HELLO_SIZE + TAG_SIZE
 """Number of bytes of a KK message of this version: 177. Later versions may have longer messages."""
 MAX_MESSAGE = 1024
 """Maximum bytes of a KK message, which leaves room for options of later versions. A protocol family may permit up to

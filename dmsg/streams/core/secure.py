@@ -22,6 +22,7 @@ from cryptography.exceptions import InvalidTag
 
 from dmsg.base.cipher_names import Cipher
 from dmsg.errors import CloseReason, fit_close_reason
+from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import Hello
 from dmsg.streams.core.resumption import (
@@ -37,7 +38,6 @@ from dmsg.streams.core.resumption import (
 )
 
 SEQUENCE_SIZE = 2
-TAG_SIZE = 16
 ACK_HASH_SIZE = 4
 """Number of bytes of the rolling hash that an ACK contains (seed document, TODO list)."""
 SECURE_OVERHEAD = TAG_SIZE

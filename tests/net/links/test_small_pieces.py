@@ -19,6 +19,7 @@ from dmsg.net.links.receiver import COALESCE_TIME, FRAMES_A_READ
 from dmsg.net.links.small_pieces import BURST, MAX_COMPENSATED, RATE, SMALL_SIZE, SmallPieces
 from dmsg.net.turns import HoldReason
 from dmsg.net.websocket.frames import BEGINNING, BINARY, ENDING, MIDDLE, NO_MASK, PING, encode
+from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.noise.records import OVERHEAD
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import ACCEPT, FWD, HEADER_SIZE, REQUEST, encode_frame
@@ -29,7 +30,7 @@ from tests.support import SERVER_KEY, asynchronous
 
 RECORD = OVERHEAD + HEADER_SIZE
 """Bytes of the smallest record of 2019, without the two bytes of its length."""
-MESSAGE = messaging_wire.HEADER_SIZE + messaging_wire.SEND_OVERHEAD + messaging_wire.TAG_SIZE
+MESSAGE = messaging_wire.HEADER_SIZE + messaging_wire.SEND_OVERHEAD + TAG_SIZE
 """Bytes of the smallest message of a channel of the Messaging System."""
 
 
