@@ -9,6 +9,9 @@ from collections import deque
 from types import MappingProxyType
 from typing import Any, cast
 
+FIRST_BURST = 16
+"""Number of consecutive frames that a relay's first comparison of headers covers (:func:`count_equal`). The number
+doubles as long as all headers are equal."""
 NO_QUEUE: deque[Any] = cast(Any, ())
 """Placeholder for a queue that has no entries yet. An empty deque would take 760 bytes."""
 NO_TABLE: dict[Any, Any] = cast(Any, MappingProxyType({}))

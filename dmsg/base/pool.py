@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+DIRECT_SIZE = 16 * 1024
+"""Size in bytes from which data are encrypted or written directly to a separate buffer, instead of being joined with
+other data first. Frames of streams and records of links have the same limit, so that no data are joined in between."""
+
 
 class BufferPool:
     """Pool of buffers of one size.

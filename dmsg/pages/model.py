@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 GOOD, BAD = "good", "bad"
+NEARLY_FULL = 0.9
+"""Fraction of a limit in use from which an entity is reported as nearly full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dmsg.base.units import human_count, human_size
 from dmsg.base.version import program_version
 from dmsg.errors import DropReason
 from dmsg.pages.history import Growth, Quantiles
-from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
+from dmsg.pages.model import BAD, GOOD, NEARLY_FULL, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
 from dmsg.servers.admission import Admission
 from dmsg.servers.registration import Registration
@@ -20,8 +20,6 @@ from dmsg.telemetry.latencies import LATENCIES
 
 SHOWN_CLIENTS = 10
 """Maximum number of clients in each table."""
-NEARLY_FULL = 0.9
-"""Fraction of the maximum number of clients, and of the memory limit, above which the page shows a problem."""
 CHARTS = (
     Chart("Frames", "/s", (Line("received", "frames", rate=True),)),
     Chart("Bytes", "bytes/s", (Line("received", "frame_bytes", rate=True),)),

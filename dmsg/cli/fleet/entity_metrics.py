@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from dmsg.base.printable import printable
+from dmsg.pages.model import NEARLY_FULL
 
 KINDS = {
     "dmsg_server_": "server",
@@ -17,8 +18,6 @@ KINDS = {
     "relay_": "rmb relay",
 }
 """Kinds of entities, by the prefix of their metrics."""
-NEARLY_FULL = 0.9
-"""Minimum fraction of its connection or memory limit at which an entity is reported as nearly full."""
 UNREACHABLE_SEVERITY = 100
 """Severity of an entity that does not answer."""
 

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import ClassVar
 
-from dmsg.base.buffers import count_equal
+from dmsg.base.buffers import FIRST_BURST, count_equal
 from dmsg.errors import DropReason, RemoteProtocolError
 from dmsg.messaging.core.channels import ChannelTable
 from dmsg.messaging.core.congestion import Meter
@@ -45,9 +45,6 @@ MAX_DOUBTFUL = ID_COUNT // 2
 """Maximum number of ids of a link that are avoided because the client refused a channel with them."""
 SAME_HEADERS = ID_OFFSET + 1
 """Number of leading bytes that are equal in data frames of one size and channel: the header and the channel id."""
-FIRST_BURST = 16
-"""Number of frames that the first comparison of consecutive equal headers covers. If all are equal, the next comparison
-covers twice as many."""
 
 
 class Relay(ChannelTable):

@@ -48,8 +48,6 @@ CLOSE_TIMEOUT = 3.0
 """Seconds after which a closing link is aborted if its queue has not shrunk during this time."""
 CLOSE_LIMIT = 30.0
 """Maximum number of seconds that closing a link may take, even if its queue still shrinks."""
-DIRECT_SIZE = 16 * 1024
-"""Size in bytes from which data are sealed or written directly, instead of being joined with other data first."""
 HIGH_WATER = 256 * 1024
 """High-water mark in unsent bytes. Above it the link is congested until its queue is empty."""
 MAX_TAIL = 65540

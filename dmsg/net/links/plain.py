@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dmsg.base.pool import DIRECT_SIZE
 from dmsg.net.links.interfaces import LinkHandshake
-from dmsg.net.links.link import DIRECT_SIZE, MAX_TAIL, Link
+from dmsg.net.links.link import MAX_TAIL, Link
 from dmsg.net.links.reading import READ_SIZE
 
 SCRATCH_SIZE = MAX_TAIL + READ_SIZE

@@ -7,13 +7,13 @@ from typing import Protocol
 from twisted.internet.interfaces import IReactorTime
 
 from dmsg.base.cipher_names import Cipher
-from dmsg.base.pool import BufferPool
+from dmsg.base.pool import DIRECT_SIZE, BufferPool
 from dmsg.errors import DropReason
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.connect import MakeLink
 from dmsg.net.links.interfaces import LinkHandshake
-from dmsg.net.links.link import DIRECT_SIZE, HANDSHAKE_TIMEOUT, MAX_TAIL, Link, MakeUser, OnFailure
+from dmsg.net.links.link import HANDSHAKE_TIMEOUT, MAX_TAIL, Link, MakeUser, OnFailure
 from dmsg.net.links.reading import READ_SIZE
 from dmsg.noise.records import COPY_LIMIT, MAX_PLAINTEXT, MAX_RECORD, MAX_SEQUENCE, RecordOpener, RecordSealer
 from dmsg.noise.xk import XKHandshake

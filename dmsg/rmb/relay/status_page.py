@@ -10,7 +10,7 @@ from dmsg.base.memory import Memory
 from dmsg.base.units import human_count, human_size
 from dmsg.base.version import program_version
 from dmsg.pages.history import Growth
-from dmsg.pages.model import BAD, GOOD, Chart, Fact, Line, StatusSource, Table
+from dmsg.pages.model import BAD, GOOD, NEARLY_FULL, Chart, Fact, Line, StatusSource, Table
 from dmsg.pages.process import process_facts
 from dmsg.rmb.errors import Drop
 from dmsg.rmb.relay.settings import RelaySettings
@@ -18,8 +18,6 @@ from dmsg.rmb.relay.switch import Switch
 
 SHOWN_SESSIONS = 10
 """Maximum number of sessions in each table of the page."""
-NEARLY_FULL = 0.9
-"""Minimum fraction of a limit in use at which the page shows a warning."""
 
 
 class WatchedRelay(Protocol):

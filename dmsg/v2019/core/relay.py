@@ -18,7 +18,7 @@ from collections.abc import Callable
 from random import Random
 from typing import ClassVar
 
-from dmsg.base.buffers import count_equal
+from dmsg.base.buffers import FIRST_BURST, count_equal
 from dmsg.base.fair_rate import CrowdedRates
 from dmsg.errors import CloseReason, DropReason, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE
@@ -63,9 +63,6 @@ _KINDS = {ACCEPT: Kind.ACCEPT, CLOSE: Kind.CLOSE, FWD: Kind.STRAY, ACK: Kind.STR
 EARLY_FRAMES = 16
 """Maximum number of FWD and ACK frames that are forwarded on a transport before it is accepted. Honest clients send
 none."""
-FIRST_BURST = 16
-"""Number of consecutive frames that the first comparison of headers covers. The number doubles as long as all headers
-are equal."""
 
 
 class Relay(RouteTable):

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable
 from typing import ClassVar
 
+from dmsg.base.pool import DIRECT_SIZE
 from dmsg.errors import (
     CloseReason,
     DropReason,
@@ -49,7 +50,7 @@ from dmsg.v2019.core.events import (
 )
 from dmsg.v2019.core.requests import RequestTable
 from dmsg.v2019.core.state import ClientTransport, Input, State
-from dmsg.v2019.core.transports import FRAMES, LARGE, PLAIN_CLIENT, Side, TableSettings
+from dmsg.v2019.core.transports import FRAMES, PLAIN_CLIENT, Side, TableSettings
 from dmsg.v2019.core.wire import (
     ACCEPT,
     ACK,
@@ -144,7 +145,7 @@ class ClientConnection(RequestTable):
         if transport.secure is not None:
             if size > MAX_SECURE_DATA:
                 raise LocalProtocolError("data is too long for one frame of a secure transport")
-            if size >= LARGE:
+            if size >= DIRECT_SIZE:
                 frame = FRAMES.take()
                 end = transport.secure.seal_into(memoryview(frame), HEADER_SIZE, data, ticket)
                 pack_header_into(frame, 0, FWD, transport.id, end - HEADER_SIZE)

@@ -39,9 +39,6 @@ from dmsg.v2019.core.wire import (
 FRAMES = BufferPool(HEADER_SIZE + MAX_FRAME_PAYLOAD, 16)
 """Pool of buffers for large encrypted frames, each in use until the link takes the frame at the end of the reactor
 turn."""
-LARGE = 16 * 1024
-"""Minimum bytes of user data for a frame to get a separate buffer. The number equals ``DIRECT_SIZE`` of links: a link
-encrypts larger pieces directly, without joining them with others first."""
 
 
 class Side(Enum):
