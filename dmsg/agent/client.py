@@ -14,13 +14,12 @@ from dmsg.agent.connections import ANSWER_TIMEOUT, NO_AGENT_ERRORS, AgentConnect
 from dmsg.agent.listening import AgentListeningPort
 from dmsg.agent.local_stream import OpenedStream
 from dmsg.agent.socket_path import FoundAgent
+from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.errors import ConnectTimeout
 from dmsg.keys import PubKey
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 
-CONNECT_TIMEOUT = 10.0
-"""Default number of seconds that a call of ``connect`` may take as a whole."""
 RETRY_DELAY = 0.25
 """Seconds between two attempts of ``connect`` to reach an agent that is not running."""
 

@@ -16,6 +16,7 @@ from twisted.python.failure import Failure
 
 from dmsg.agent.local_stream import LOST, LocalCarrier, OpenedStream
 from dmsg.agent.wire import Answer, Reader, WireError, encode_close, encode_line, parse_line, raise_error
+from dmsg.base.timeouts import CLOSE_TIMEOUT
 from dmsg.errors import CloseReason, DmsgError, DmsgTimeout
 from dmsg.net.flush import TurnFlush
 from dmsg.net.own_pauses import FairTimeout, add_fair_timeout, stop_timeout
@@ -24,8 +25,6 @@ from dmsg.net.socket_endpoints import UNIXEndpoint
 
 ANSWER_TIMEOUT = 10.0
 """Seconds to wait for an answer that the agent can compute at once."""
-CLOSE_TIMEOUT = 2.0
-"""Seconds that a program, when it ends, waits for its streams that are closing."""
 NO_AGENT_ERRORS = (ConnectError, ConnectionDone, OSError)
 """Errors with which a connection fails if no agent is running."""
 

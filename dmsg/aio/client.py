@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from dmsg.aio.reactor import reactor_of
+from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.clients.identity import Identity, KeySource
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from dmsg.aio.streams import Stream
     from dmsg.v2019.client import Client as TwistedClient
 
-CONNECT_TIMEOUT = 10.0
-"""Default timeout in seconds for opening a stream."""
 CLOSE_TIMEOUT = 10.0
 """Seconds that a stream may take to close at the end of its ``async with`` block; after that, it is aborted."""
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[object]]

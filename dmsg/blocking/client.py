@@ -14,6 +14,7 @@ from twisted.internet.interfaces import IListeningPort
 from twisted.internet.protocol import Factory
 
 from dmsg.base.eviction import pick_loser
+from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.blocking.reactor import running_reactor, wait
 from dmsg.blocking.streams import Stream, StreamProtocol
 from dmsg.clients.identity import Identity, KeySource
@@ -25,8 +26,6 @@ from dmsg.v2019.client import Client as TwistedClient
 if TYPE_CHECKING:
     from dmsg.net.streams.address import DmsgAddress
 
-CONNECT_TIMEOUT = 10.0
-"""Default timeout in seconds for opening a stream."""
 ONLINE_TIMEOUT = 15.0
 """Default number of seconds to wait until others can find a listening client."""
 WAITING_LIMIT = 64

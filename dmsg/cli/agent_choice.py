@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from dmsg.agent.socket_path import AgentError, FoundAgent, find_agent
 from dmsg.base.cipher_names import AUTO
+from dmsg.base.timeouts import RESUME_TIMEOUT
 from dmsg.cli.output import fail, notice
 from dmsg.clients.server_choice import ServerChoice
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, read_key_file
-from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
     from dmsg.agent.wire import Answer

@@ -17,6 +17,7 @@ from click.shell_completion import CompletionItem
 
 from dmsg.apps.codes.words import DEFAULT_WORDS, MAX_WORDS, MIN_WORDS
 from dmsg.base.cipher_names import AUTO, CIPHER_SETTINGS
+from dmsg.base.timeouts import CONNECT_TIMEOUT, RESUME_TIMEOUT
 from dmsg.base.urls import check_url
 from dmsg.cli.agent_choice import through_agent
 from dmsg.cli.client_settings import ClientSettings
@@ -29,7 +30,6 @@ from dmsg.clients.server_choice import MIN_SERVERS, ServerChoice
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.addresses import parse_port
-from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 if TYPE_CHECKING:
     from dmsg.net.streams.address import DmsgAddress
@@ -277,7 +277,11 @@ servers_option = click.option(
     help="Number of servers to stay connected to.",
 )
 timeout_option = click.option(
-    "--timeout", default=10.0, show_default=True, type=Seconds(0.1, 3600), help="Seconds to wait for a connection."
+    "--timeout",
+    default=CONNECT_TIMEOUT,
+    show_default=True,
+    type=Seconds(0.1, 3600),
+    help="Seconds to wait for a connection.",
 )
 
 

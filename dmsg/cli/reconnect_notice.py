@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from twisted.internet.task import LoopingCall
 
+from dmsg.base.timeouts import RESUME_TIMEOUT
 from dmsg.net.reactor import Reactor
-from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 CHECK_INTERVAL = 0.5
 """Seconds between two checks of the stream."""

@@ -48,8 +48,6 @@ from dmsg.net.wake import WakeWatch
 
 MAX_WARNINGS = 64
 """Maximum number of different warnings that a client reports in its lifetime."""
-CONNECT_TIMEOUT = 10.0
-"""Default timeout in seconds of ``connect`` as a whole."""
 
 _log = Logger()
 

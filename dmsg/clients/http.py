@@ -8,8 +8,9 @@ from twisted.web.client import URI
 from twisted.web.iweb import IAgentEndpointFactory
 from zope.interface import implementer
 
+from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.clients.address_book import AddressBook
-from dmsg.net.streams.endpoints import CONNECT_TIMEOUT, DmsgClientEndpoint, StreamOpener
+from dmsg.net.streams.endpoints import DmsgClientEndpoint, StreamOpener
 
 
 @implementer(IAgentEndpointFactory)

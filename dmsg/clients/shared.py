@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 
-from dmsg.clients.client import CONNECT_TIMEOUT, AnyClient
+from dmsg.base.timeouts import CONNECT_TIMEOUT
+from dmsg.clients.client import AnyClient
 from dmsg.keylock import hold_key, this_program
 from dmsg.keys import PubKey, SecKey, load_or_create_key
 from dmsg.net.reactor import Reactor

@@ -11,7 +11,8 @@ from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IListeningPort, IProtocol, IProtocolFactory
 from twisted.internet.protocol import Factory, Protocol
 
-from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
+from dmsg.base.timeouts import CONNECT_TIMEOUT
+from dmsg.clients.client import DelegatedClient, Opening, log_warning
 from dmsg.clients.handshake_limits import HandshakeLimits
 from dmsg.clients.server_choice import ANY, ServerChoice, ServerChoiceOptions
 from dmsg.discovery.entries.entry import Entry, features

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.clients.address_book import AddressBook
-from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.clients.shared import LazyClient, SharedClients
 from dmsg.keys import SecKey
 from dmsg.messaging.client import Client

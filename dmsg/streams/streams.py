@@ -2,7 +2,7 @@
 
 A secure stream whose transport is lost is *suspended*. The application can still write, but nothing is sent. The
 initiator tries to resume the stream over another transport (``reconnect``), and the responder waits to be resumed.
-After :data:`~dmsg.streams.timeouts.RESUME_TIMEOUT`, either end closes the stream, and the application receives the
+After :data:`~dmsg.base.timeouts.RESUME_TIMEOUT`, either end closes the stream, and the application receives the
 reason.
 """
 
@@ -18,6 +18,7 @@ from twisted.python.failure import Failure
 
 from dmsg.base.bounded_tables import compact, decrement
 from dmsg.base.log_throttle import LogThrottle
+from dmsg.base.timeouts import RESUME_TIMEOUT
 from dmsg.errors import CloseReason, DmsgError, close_reason_text
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.isolate import call_isolated
@@ -27,7 +28,6 @@ from dmsg.net.streams.stream import StreamTransport
 from dmsg.streams.carrier import ClientStream, NoCarrier
 from dmsg.streams.core.agreement import Resume
 from dmsg.streams.core.budget import BUDGET, Budget
-from dmsg.streams.timeouts import RESUME_TIMEOUT
 
 MAX_ENDED = 4096
 """Maximum number of closed streams whose close reason is remembered, in case the other end has missed the CLOSE. A

@@ -16,7 +16,8 @@ from twisted.python.failure import Failure
 
 from dmsg.base.cipher_names import AUTO
 from dmsg.base.memory import CLIENTS, Memory
-from dmsg.clients.client import CONNECT_TIMEOUT, DelegatedClient, Opening, log_warning
+from dmsg.base.timeouts import CONNECT_TIMEOUT, RESUME_TIMEOUT
+from dmsg.clients.client import DelegatedClient, Opening, log_warning
 from dmsg.clients.server_choice import ANY, ServerChoice, ServerChoiceOptions
 from dmsg.discovery.entries.entry import Entry, features
 from dmsg.discovery.lookup.lookups import Lookups
@@ -39,7 +40,6 @@ from dmsg.noise.xk import AES_FEATURE
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.agreement import FEATURE, PING_FEATURE, UPGRADE_FEATURE
 from dmsg.streams.holdings import StreamHoldings
-from dmsg.streams.timeouts import RESUME_TIMEOUT
 from dmsg.v2019.core.wire import RECEIPT_FEATURE, RELAY_FEATURE
 from dmsg.v2019.dial import SessionEndpoint
 from dmsg.v2019.offered_features import OfferedFeatures

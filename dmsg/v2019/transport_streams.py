@@ -14,6 +14,7 @@ from twisted.internet.task import deferLater
 
 from dmsg.base.cipher_names import Cipher
 from dmsg.base.fair_rate import FairRate
+from dmsg.base.timeouts import CLOSE_TIMEOUT, RESUME_TIMEOUT
 from dmsg.clients.handshake_limits import HandshakeLimits
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey, SecKey
@@ -22,7 +23,6 @@ from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.budget import Budget
 from dmsg.streams.probes import Probes
 from dmsg.streams.streams import Streams
-from dmsg.streams.timeouts import RESUME_TIMEOUT
 from dmsg.v2019.core.receipts_kept import KeptReceipts
 from dmsg.v2019.core.wire import INSTANCE_SIZE
 from dmsg.v2019.reachability import ReachabilityCheck
@@ -31,8 +31,6 @@ LOOK_UP_RATE, LOOK_UP_BURST = 20.0, 100.0
 """Rate limit, as look-ups per second and burst. A plain REQUEST makes this client look up the initiator's entry. The
 rate is shared fairly among the servers, and then among the initiators at each server. Look-ups count towards this
 client's rate limit at discovery, so strangers must not be able to cause many."""
-CLOSE_TIMEOUT = 2.0
-"""Maximum seconds for which a stopping client waits until its closing streams have sent their data."""
 CLOSING_CHECK_INTERVAL = 0.02
 """Seconds between checks whether the closing streams of a stopping client have finished."""
 

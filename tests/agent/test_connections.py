@@ -9,8 +9,9 @@ from twisted.internet.defer import Deferred
 from twisted.internet.testing import StringTransportWithDisconnection
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.agent.connections import ANSWER_TIMEOUT, CLOSE_TIMEOUT, AgentConnections, StreamConnection
+from dmsg.agent.connections import ANSWER_TIMEOUT, AgentConnections, StreamConnection
 from dmsg.agent.local_stream import LocalCarrier
+from dmsg.base.timeouts import CLOSE_TIMEOUT
 from dmsg.errors import DmsgTimeout
 from tests.net.test_own_pauses import PausingClock, pass_time
 

@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.base.timeouts import RESUME_TIMEOUT
 from dmsg.errors import CloseReason, DmsgError, TransportRefused
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.streams import streams as streams_module
@@ -16,7 +17,6 @@ from dmsg.streams.core.agreement import Resume
 from dmsg.streams.core.budget import BUDGET, Budget
 from dmsg.streams.probes import MAX_PROBES, PROBE_TIME, Probes
 from dmsg.streams.streams import IDLE_MOVES, IDLE_PAUSE, PROBE_AFTER, STALL_CHECK, STALL_TIME
-from dmsg.streams.timeouts import RESUME_TIMEOUT
 from dmsg.v2019.transport_streams import TransportStreams
 from tests.net.test_own_pauses import let_pause
 from tests.support import KEYS

@@ -22,10 +22,11 @@ from dmsg.apps.codes.pake import WrongCode
 from dmsg.apps.codes.receiver_proof import prove_code
 from dmsg.apps.codes.stream import MAX_WRONG_GUESSES, PORT, CodeAgreement, CodeFactory, CodeUsedUp
 from dmsg.apps.codes.words import DEFAULT_WORDS, MAX_RECEIVERS, MAX_WORDS, MIN_WORDS, Code
+from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.errors import DiscoveryError
 from dmsg.keys import PubKey
 from dmsg.net.reactor import cancel_call
-from dmsg.net.streams.endpoints import CONNECT_TIMEOUT, StreamOpener
+from dmsg.net.streams.endpoints import StreamOpener
 
 if TYPE_CHECKING:
     from dmsg.apps.codes.nearby import Nearby

@@ -23,12 +23,12 @@ from dmsg.apps.intake import IntakeFull
 from dmsg.apps.paths import regular_size
 from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import TransferError
+from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.base.units import human_size
 from dmsg.cli.files.send_by_key import resumed_text, say_left_out
 from dmsg.cli.output import notice, say, tell
-from dmsg.cli.reconnect_notice import clock_time
+from dmsg.cli.reconnect_notice import CHECK_INTERVAL, NOTICE_AFTER, clock_time
 from dmsg.clients.address_book import AddressBook
-from dmsg.clients.client import CONNECT_TIMEOUT
 from dmsg.directory_checks import UnsafeDirectory, check_not_planted
 from dmsg.errors import ConnectFailed, DiscoveryError, DmsgTimeout, WrongUse
 from dmsg.keys import PubKey
@@ -51,10 +51,6 @@ if TYPE_CHECKING:
 
 RETRY_DELAY = 1.0
 """Seconds between attempts to resume a copy."""
-CHECK_INTERVAL = 0.5
-"""Seconds between two checks whether the peer is connected."""
-NOTICE_AFTER = 2.0
-"""Seconds without a connection to the peer after which a notice is printed."""
 
 
 class CopyFactory(Factory):

@@ -14,11 +14,9 @@ from twisted.internet.interfaces import (
 )
 from zope.interface import implementer
 
+from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
-
-CONNECT_TIMEOUT = 10.0
-"""Default timeout in seconds of an attempt to open a stream."""
 
 
 class StreamOpener(Protocol):
