@@ -100,8 +100,11 @@ class ClientLimits:
         raise NotImplementedError
 
     def rate(self, kind: IntEnum) -> float:
-        """Return how many frames of one kind one connection may send per second."""
-        raise NotImplementedError
+        """Return how many frames of one kind one connection may send per second.
+
+        :param kind: 0 for requests; the other kinds are answers to requests.
+        """
+        return self.basic_rate * ANSWER_FACTOR if kind else self.basic_rate
 
     @property
     def flood(self) -> float:

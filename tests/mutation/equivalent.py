@@ -17,7 +17,6 @@ _AT_MOST = "the number is never larger"
 _SET_BEFORE = "the value is set before it is read"
 _AT_LEAST = "the number is never smaller"
 _NO_EARLIER = "a reactor's clock never shows a time before 0"
-_LEAST_KIND = "the kind compared with has the smallest number of its enumeration"
 
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     (
@@ -63,11 +62,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "last = end.backlog[not 1] if end.backlog else None",
     ): "a piece with others behind it is too long to be joined; each piece is then sent as it is",
     (
-        f"{_MESSAGING}/policing.py",
-        "return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)",
-        "return self.open_rate * (1.0 if kind <= Kind.OPEN else ANSWER_FACTOR)",
-    ): _LEAST_KIND,
-    (
         f"{_MESSAGING}/destinations.py",
         "if most < ID_COUNT and sum(end.other.peer is remote for end in peer.ends.values()) >= most:",
         "if most != ID_COUNT and sum(end.other.peer is remote for end in peer.ends.values()) >= most:",
@@ -105,11 +99,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     (f"{_NOISE}/records8.py", "if self.nonce >= MAX_NONCE:", "if self.nonce == MAX_NONCE:"): _AT_MOST,
     (f"{_NOISE}/suite.py", "if num_outputs != 2:", "if num_outputs > 2:"): "the library asks for two or three",
     (f"{_NOISE}/handshake.py", "initiator = True", "initiator = False"): "what is chosen by it is dropped",
-    (
-        f"{_V2019}/policing.py",
-        "return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR",
-        "return self.request_rate if kind <= Kind.REQUEST else self.request_rate * ANSWER_FACTOR",
-    ): _LEAST_KIND,
     (f"{_RMB}/envelope/cipher.py", "if len(self._shared) >= MAX_KEYS:", "if len(self._shared) == MAX_KEYS:"): _AT_MOST,
     (
         f"{_RMB}/envelope/wire.py",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dmsg.base.options import LIMITS, Number, option
-from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Policer as Counting
+from dmsg.base.policing import ClientLimits, Policer as Counting
 from dmsg.messaging.core.wire import ID_COUNT
 
 
@@ -51,9 +51,6 @@ class Limits(ClientLimits):
     @property
     def basic_rate(self) -> float:
         return self.open_rate
-
-    def rate(self, kind: IntEnum) -> float:
-        return self.open_rate * (1.0 if kind is Kind.OPEN else ANSWER_FACTOR)
 
 
 class Policer(Counting):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from dmsg.base.options import LIMITS, Number, option
-from dmsg.base.policing import ANSWER_FACTOR, ClientLimits, Policer as Counting
+from dmsg.base.policing import ClientLimits, Policer as Counting
 from dmsg.v2019.core.wire import IDS_PER_SIDE
 
 PING_RATE = 20.0
@@ -84,9 +84,8 @@ class Limits(ClientLimits):
         return self.request_rate
 
     def rate(self, kind: IntEnum) -> float:
-        if kind is Kind.PING:
-            return PING_RATE
-        return self.request_rate if kind is Kind.REQUEST else self.request_rate * ANSWER_FACTOR
+        # The decorator for slots replaces the class, so that super() would not find it.
+        return PING_RATE if kind is Kind.PING else ClientLimits.rate(self, kind)
 
 
 class Policer(Counting):
