@@ -7,6 +7,7 @@ servers to which the client was connected before, and discovery's list.
 from __future__ import annotations
 
 from collections.abc import Callable, Set as AbstractSet
+from dataclasses import dataclass
 from random import Random
 
 from twisted.internet.defer import Deferred
@@ -40,13 +41,24 @@ MAX_EXPECTED = 2
 """Maximum number of servers of the expected remote to which the client connects in advance."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateRules:
+    """Rules of a client for the servers that it may use.
+
+    :ivar suits: returns whether a listed server speaks the client's protocol, as far as its entry shows.
+    :ivar carries: returns whether a server can carry every kind of stream that the client may open. Servers that cannot
+        are used only if there are no others.
+    :ivar on_failure: called with the error when the servers could not be fetched from discovery.
+    """
+
+    suits: Callable[[Entry], bool] = lambda entry: True
+    carries: Callable[[Entry], bool] = lambda entry: True
+    on_failure: Callable[[DiscoveryError], None] = lambda error: None
+
+
 class Candidates:
     """Servers to which one client may connect.
 
-    :param suits: returns whether a listed server speaks the client's protocol, as far as its entry shows.
-    :param carries: returns whether a server can carry every kind of stream that the client may open. Servers that
-        cannot are tried last.
-    :param on_failure: called with the error when the servers could not be fetched from discovery.
     :param on_error: called with the reason why candidates are missing.
     :ivar only: the only servers that the client uses; empty for any.
     :ivar prefer: servers that the user prefers.
@@ -58,18 +70,13 @@ class Candidates:
         lookups: Lookups,
         random: Random,
         choice: ServerChoice,
-        *,
-        suits: Callable[[Entry], bool],
-        carries: Callable[[Entry], bool],
-        on_failure: Callable[[DiscoveryError], None],
+        rules: CandidateRules,
         on_error: Callable[[str], None],
     ) -> None:
         self._reactor = reactor
         self._lookups = lookups
         self._random = random
-        self._suits = suits
-        self._carries = carries
-        self._on_failure = on_failure
+        self._rules = rules
         self._on_error = on_error
         self.only = tuple(dict.fromkeys(choice.only))
         self.prefer = tuple(dict.fromkeys(choice.prefer))
@@ -159,7 +166,7 @@ class Candidates:
                 entry for entry in entries if entry.key not in self._worked
             ]
             # Servers without free connections come last.
-            entries.sort(key=lambda entry: (_is_full(entry), not self._carries(entry)))
+            entries.sort(key=lambda entry: (_is_full(entry), not self._rules.carries(entry)))
         for server in first:
             if server not in known:
                 try:
@@ -177,14 +184,14 @@ class Candidates:
             listed = await self._lookups.available_servers()
             self._listed = (self._reactor.seconds() + LISTED_TIME, {entry.key: entry for entry in listed})
             await self._learn_expected()
-            entries = [entry for entry in listed if self._suits(entry)]
+            entries = [entry for entry in listed if self._rules.suits(entry)]
             if not entries:
                 protocol = " that speaks this protocol" if listed else ""
                 self._on_error(listed.refusal or f"discovery lists no server{protocol}")
         except DiscoveryError as error:
             # The search continues with known servers, so that clients survive an outage of discovery.
             self._on_error(str(error))
-            self._on_failure(error)
+            self._rules.on_failure(error)
         # The list is shuffled, because clients that follow the order of discovery's list would all choose the same
         # servers.
         self._random.shuffle(entries)

@@ -20,14 +20,14 @@ from twisted.internet.defer import Deferred, DeferredList, succeed
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 
-from dmsg.clients.candidates import Candidates
+from dmsg.clients.candidates import CandidateRules, Candidates
 from dmsg.clients.dial import ServerLink, SessionOpener, SessionT
 from dmsg.clients.server_choice import ServerChoice
 from dmsg.clients.session import Session
 from dmsg.clients.visits import Visits
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookups import Lookups
-from dmsg.errors import DiscoveryError, DmsgError
+from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
 from dmsg.net.retry import JITTER, retry_delay
 from dmsg.net.retry_loop import RetryLoop
@@ -56,29 +56,22 @@ _log = Logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerUses(Generic[SessionT]):
+class ServerUses(CandidateRules, Generic[SessionT]):
     """Callbacks and settings of a client for its set of servers.
 
     :ivar opener: returns the object that opens sessions with the server of an entry; raises DmsgError for a malformed
         entry.
-    :ivar suits: returns whether a listed server speaks the client's protocol, as far as its entry shows.
-    :ivar carries: returns whether a server can carry every kind of stream that the client may open. Servers that cannot
-        are used only if there are no others.
     :ivar key_shared: called with the address of another program that is connected with this client's key.
     :ivar migrate: called with each stream that should move to another server.
     :ivar advertise_visits: whether the client's entry names visited servers, too, so that others can reach the client
         through them.
-    :ivar on_failure: called with the error when the servers could not be fetched from discovery.
     :ivar on_change: called when the sessions may have changed.
     """
 
     opener: Callable[[Entry], SessionOpener[SessionT]]
-    suits: Callable[[Entry], bool] = lambda entry: True
-    carries: Callable[[Entry], bool] = lambda entry: True
     key_shared: Callable[[str], None] = lambda address: None
     migrate: Callable[[StreamTransport], None] = lambda stream: None
     advertise_visits: bool = False
-    on_failure: Callable[[DiscoveryError], None] = lambda error: None
     on_change: Callable[[], None] = lambda: None
 
 
@@ -100,16 +93,7 @@ class ServerSet(Generic[SessionT]):
         self._random = random
         self._uses = uses
         self.links: dict[PubKey, ServerLink[SessionT]] = {}
-        self._candidates = Candidates(
-            reactor,
-            lookups,
-            random,
-            choice,
-            suits=uses.suits,
-            carries=uses.carries,
-            on_failure=uses.on_failure,
-            on_error=self._note_error,
-        )
+        self._candidates = Candidates(reactor, lookups, random, choice, uses, self._note_error)
         only = self._candidates.only
         self._min_servers = min(choice.min_servers, len(only)) if only else choice.min_servers
         self._visits = Visits(
