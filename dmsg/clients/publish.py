@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 
-from twisted.internet.defer import Deferred, TimeoutError
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.logger import Logger
 from twisted.python.failure import Failure
@@ -14,10 +14,9 @@ from twisted.python.failure import Failure
 from dmsg.base.buckets import Bucket
 from dmsg.discovery.entries.entry import REFRESH, ClientMeta, Entry, with_feature
 from dmsg.discovery.lookup.key_conflict import CONFLICT_TIME, KeyConflict
-from dmsg.discovery.lookup.lookups import Lookups
+from dmsg.discovery.lookup.lookups import Lookups, withdraw_in_time
 from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound
 from dmsg.keys import SecKey
-from dmsg.net.deadlines import no_answer
 from dmsg.net.retry import retry_delay
 from dmsg.net.retry_loop import RetryLoop
 
@@ -33,8 +32,6 @@ found at once."""
 POST_INTERVAL = 5.0
 """Average interval in seconds between further POSTs. Without this limit, a server that accepts connections and closes
 them at once could make a client send discovery many requests per second."""
-WITHDRAW_TIMEOUT = 2.0
-"""Seconds to wait for discovery to withdraw the entry when the client stops."""
 REFRESH_EVERY = 1800.0
 """Seconds after which an unchanged entry is posted again. Discovery drops an entry that was not
 posted for two hours.
@@ -132,12 +129,8 @@ class EntryPublisher:
         """Stop posting, and withdraw the entry if discovery answers in time."""
         self._publishing.stop()
         if self._is_published:
-            try:
-                offered = [feature for feature, said in self._features.items() if said]
-                withdrawn = self._lookups.withdraw(self._key, "client", offered)
-                await withdrawn.addTimeout(WITHDRAW_TIMEOUT, self._reactor, no_answer)
-            except (DmsgError, TimeoutError) as error:
-                _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
+            offered = [feature for feature, said in self._features.items() if said]
+            await withdraw_in_time(self._lookups, self._reactor, self._key, "client", offered)
         self.published = None
         self._is_published = False
         self._fire_waiting(Failure(DmsgError("the client is stopped")))

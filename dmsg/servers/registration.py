@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from dmsg.discovery.entries.entry import Entry, ServerMeta, features
 from dmsg.discovery.lookup.key_conflict import CONFLICT_TIME, KeyConflict
 from dmsg.discovery.lookup.lookup import Lookup
-from dmsg.discovery.lookup.lookups import Lookups
+from dmsg.discovery.lookup.lookups import STOP_TIMEOUT, Lookups, withdraw_in_time
 from dmsg.errors import DiscoveryError, DmsgError
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.deadlines import no_answer
@@ -26,8 +26,6 @@ REFRESH_INTERVAL = 30.0
 """Seconds between two POSTs of an unchanged entry. After a POST, discovery lists the server for longer than this."""
 CHANGE_DELAY = 2.0
 """Seconds from a change of the number of free connections to the POST, so that several changes need only one POST."""
-WITHDRAW_TIMEOUT = 2.0
-"""Seconds to wait for each answer of discovery when the server stops."""
 
 _log = Logger()
 
@@ -111,7 +109,7 @@ class Registration:
         if self._lookups is None:
             return []
         try:
-            entries = await self._lookups.available_servers().addTimeout(WITHDRAW_TIMEOUT, self._reactor, no_answer)
+            entries = await self._lookups.available_servers().addTimeout(STOP_TIMEOUT, self._reactor, no_answer)
         except (DmsgError, TimeoutError):
             return []
         return [entry.key for entry in entries if entry.key != self._key.public]
@@ -120,13 +118,7 @@ class Registration:
         """Withdraw the entry from discovery, if discovery answers in time."""
         if self._lookups is None or not self._has_posted:
             return
-        try:
-            marks = features(self._mark(""))
-            await self._lookups.withdraw(self._key, "server", marks).addTimeout(
-                WITHDRAW_TIMEOUT, self._reactor, no_answer
-            )
-        except (DmsgError, TimeoutError) as error:
-            _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
+        await withdraw_in_time(self._lookups, self._reactor, self._key, "server", features(self._mark("")))
 
     async def close(self) -> None:
         """Close the connections to discovery."""

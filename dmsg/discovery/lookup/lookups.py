@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from dmsg.discovery.entries.entry import Entry
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.lookup.server_list import ServerList
-from dmsg.errors import DiscoveryError, EntryNotFound, WrongDiscovery
+from dmsg.errors import DiscoveryError, DmsgError, EntryNotFound, WrongDiscovery
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.deadlines import no_answer
 from dmsg.net.own_pauses import FairTimeout, stop_timeout
@@ -29,6 +29,8 @@ HUNG_FOR = 60.0
 """Seconds during which the client does not wait for a discovery that has not answered in time. Requests are still sent
 to that discovery.
 """
+STOP_TIMEOUT = 2.0
+"""Seconds to wait for each answer of discovery when a client or server stops."""
 
 
 class Lookups:
@@ -243,3 +245,14 @@ def _strongest(failures: Iterable[Failure], weak: type[Exception]) -> BaseExcept
     """Return the first error that is not of type ``weak``; if all are, the first one."""
     errors = [failure.value for failure in failures if failure.value is not None]
     return next((error for error in errors if not isinstance(error, weak)), errors[0])
+
+
+async def withdraw_in_time(
+    lookups: Lookups, reactor: IReactorTime, key: SecKey, half: str, features: Iterable[str]
+) -> None:
+    """Withdraw the entry of a client or server that stops, if discovery answers within ``STOP_TIMEOUT`` seconds; see
+    :meth:`Lookups.withdraw`."""
+    try:
+        await lookups.withdraw(key, half, features).addTimeout(STOP_TIMEOUT, reactor, no_answer)
+    except (DmsgError, TimeoutError) as error:
+        _log.info("the entry could not be deleted from discovery: {error}", error=str(error))
