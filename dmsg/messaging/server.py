@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from dmsg.discovery.entries.entry import with_feature
@@ -14,6 +13,7 @@ from dmsg.messaging.core.handshake import JSONHandshake
 from dmsg.messaging.core.policing import Limits
 from dmsg.messaging.core.wire import Profile
 from dmsg.messaging.protocol import ServerFactory
+from dmsg.net.deadlines import wait_until
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.plain import PlainLink
@@ -71,10 +71,9 @@ class Server(RelayServer):
         await self.registration.withdraw()
         relay = self.factory.relay
         relay.draining = True
-        until = self._reactor.seconds() + self.settings.drain_timeout
-        while relay.channel_count and self._reactor.seconds() < until:
-            await deferLater(self._reactor, DRAIN_CHECK_INTERVAL)
-        if relay.channel_count:
+        if not await wait_until(
+            self._reactor, lambda: not relay.channel_count, self.settings.drain_timeout, DRAIN_CHECK_INTERVAL
+        ):
             _log.info("the server stops: {count} channels are closed", count=relay.channel_count)
 
     def gauges(self) -> dict[str, tuple[str, float]]:

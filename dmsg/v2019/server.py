@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twisted.internet.task import deferLater
 from twisted.logger import Logger
 
 from dmsg.base.cipher_names import AUTO, Cipher
 from dmsg.discovery.entries.entry import with_feature
 from dmsg.keys import PubKey, SecKey
 from dmsg.net.cipher_choice import preferred_cipher
+from dmsg.net.deadlines import wait_until
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.link import Link, MakeUser, OnFailure
 from dmsg.net.links.records import RecordLink
@@ -123,10 +123,12 @@ class Server(RelayServer):
             others=len(servers),
         )
         started = self._reactor.seconds()
-        while (passed := self._reactor.seconds() - started) < self.settings.drain_timeout:
-            if not relay.peers or (not relay.route_count and passed >= DRAIN_GRACE):
-                break
-            await deferLater(self._reactor, DRAIN_CHECK_INTERVAL)
+
+        def is_over() -> bool:
+            passed = self._reactor.seconds() - started
+            return not relay.peers or (not relay.route_count and passed >= DRAIN_GRACE)
+
+        await wait_until(self._reactor, is_over, self.settings.drain_timeout, DRAIN_CHECK_INTERVAL)
         _log.info("the drain is over: {count} transports were still open", count=relay.route_count // 2)
 
     def _mark(self, version: str) -> str:

@@ -10,7 +10,6 @@ from enum import Enum
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocolFactory, IReactorTime
-from twisted.internet.task import deferLater
 
 from dmsg.base.cipher_names import Cipher
 from dmsg.base.fair_rate import FairRate
@@ -18,6 +17,7 @@ from dmsg.base.timeouts import CLOSE_TIMEOUT, RESUME_TIMEOUT
 from dmsg.clients.handshake_limits import HandshakeLimits
 from dmsg.errors import CloseReason
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.deadlines import wait_until
 from dmsg.net.streams.stream import StreamTransport
 from dmsg.streams.carrier import ClientStream
 from dmsg.streams.core.budget import Budget
@@ -117,6 +117,9 @@ class TransportStreams(Streams):
 async def let_close(reactor: IReactorTime, streams: Callable[[], Iterable[ClientStream]]) -> None:
     """Wait until closing streams have sent their data, at most ``CLOSE_TIMEOUT`` seconds. For TCP, the kernel does this
     after a program has ended."""
-    until = reactor.seconds() + CLOSE_TIMEOUT
-    while reactor.seconds() < until and any(one.disconnecting and not one.has_ended for one in streams()):
-        await deferLater(reactor, CLOSING_CHECK_INTERVAL)
+    await wait_until(
+        reactor,
+        lambda: not any(one.disconnecting and not one.has_ended for one in streams()),
+        CLOSE_TIMEOUT,
+        CLOSING_CHECK_INTERVAL,
+    )

@@ -1,4 +1,4 @@
-"""Errors of Deferreds that did not fire in time."""
+"""Waiting with a time limit, and errors of Deferreds that did not fire in time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 import dmsg
-from dmsg.net.deadlines import no_answer
+from dmsg.net.deadlines import no_answer, wait_until
 
 
 class DeadlineTests(SynchronousTestCase):
@@ -50,3 +50,34 @@ class DeadlineTests(SynchronousTestCase):
                     if len(node.args) + len(node.keywords) < 3:
                         bare.append(f"{path.relative_to(root)}:{node.lineno}")
         self.assertEqual(bare, [])
+
+
+class WaitTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.clock = Clock()
+        self.is_met = False
+
+    def wait(self) -> Deferred[bool]:
+        return Deferred.fromCoroutine(wait_until(self.clock, lambda: self.is_met, 1.0, 0.25))
+
+    def test_a_met_condition_is_not_waited_for(self) -> None:
+        self.is_met = True
+        self.assertIs(self.successResultOf(self.wait()), True)
+        self.assertEqual(self.clock.getDelayedCalls(), [])
+
+    def test_the_condition_is_checked_at_each_interval(self) -> None:
+        waiting = self.wait()
+        self.clock.advance(0.25)
+        self.is_met = True
+        self.clock.advance(0.2)
+        self.assertNoResult(waiting)
+        self.clock.advance(0.05)
+        self.assertIs(self.successResultOf(waiting), True)
+
+    def test_the_wait_ends_in_time(self) -> None:
+        waiting = self.wait()
+        self.clock.pump([0.25] * 3)
+        self.assertNoResult(waiting)
+        self.clock.advance(0.25)
+        self.assertIs(self.successResultOf(waiting), False)
+        self.assertEqual(self.clock.getDelayedCalls(), [])

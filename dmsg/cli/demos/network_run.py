@@ -14,7 +14,6 @@ from rich.table import Table
 from twisted.internet.defer import maybeDeferred
 from twisted.internet.interfaces import IProtocolFactory
 from twisted.internet.protocol import Factory, Protocol
-from twisted.internet.task import deferLater
 
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.receiver import ParcelReceiver
@@ -26,7 +25,7 @@ from dmsg.cli.processes import Child, Entities, address_of
 from dmsg.cli.screen import Screen, print_table
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey, SecKey
-from dmsg.net.deadlines import no_answer
+from dmsg.net.deadlines import no_answer, wait_until
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.transports import stream_of
 from dmsg.v2019.client import Client
@@ -34,6 +33,8 @@ from dmsg.v2019.client import Client
 NAMES = ("alice", "bob", "carol")
 STEP_TIMEOUT = 20.0
 """Seconds that each step may take."""
+CHECK_INTERVAL = 0.05
+"""Seconds between two checks whether a client is connected to all servers."""
 
 
 @dataclass
@@ -100,11 +101,10 @@ class Demo:
             self._say(f"client {name} ({client.public_key.short}...) is connected to both servers")
 
     async def _on_both_servers(self, client: Client) -> None:
-        for _ in range(int(STEP_TIMEOUT / 0.05)):
-            if len(client.servers) == len(self._servers):
-                return
-            await deferLater(self._reactor, 0.05)
-        raise DmsgError(f"a client did not connect to all servers: {client.last_error}")
+        if not await wait_until(
+            self._reactor, lambda: len(client.servers) == len(self._servers), STEP_TIMEOUT, CHECK_INTERVAL
+        ):
+            raise DmsgError(f"a client did not connect to all servers: {client.last_error}")
 
     async def _transfer(self, sender: str, receiver: str, server: PubKey) -> None:
         path = self._make_file(f"{sender}-to-{receiver}")

@@ -13,6 +13,7 @@ from twisted.internet.task import LoopingCall, deferLater
 from twisted.logger import Logger
 
 from dmsg.base.memory import Memory
+from dmsg.net.deadlines import wait_until
 from dmsg.net.flush import TurnFlush
 from dmsg.net.isolate import call_isolated
 from dmsg.net.listening import ListeningService
@@ -252,13 +253,13 @@ class RmbRelay(ListeningService):
 
     async def _wait_for_confirmations(self, switch: Switch) -> None:
         """Wait until sessions have confirmed their messages. Unconfirmed messages would be delivered a second time."""
-        until = self._reactor.seconds() + CLOSE_WAIT
         for session in switch.sessions.values():
             session.delivery.request_confirmation()
-        while self._reactor.seconds() < until:
-            await deferLater(self._reactor, CHECK_INTERVAL)
-            if not any(len(one.delivery) and not one.delivery.stalled for one in switch.sessions.values()):
-                break
+
+        def are_confirmed() -> bool:
+            return not any(len(one.delivery) and not one.delivery.stalled for one in switch.sessions.values())
+
+        await wait_until(self._reactor, are_confirmed, CLOSE_WAIT, CHECK_INTERVAL)
 
     async def _leave(self) -> None:
         await self._stop_listening()

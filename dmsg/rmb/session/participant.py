@@ -17,6 +17,7 @@ from twisted.internet.task import deferLater
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
+from dmsg.net.deadlines import wait_until
 from dmsg.rmb.envelope.cipher import Encryption
 from dmsg.rmb.envelope.envelope_pb2 import Envelope
 from dmsg.rmb.errors import Drop, IdentityError
@@ -141,9 +142,12 @@ class Participant:
 
         :param also: function that returns whether a further condition is met; the wait lasts until it is.
         """
-        until = self._reactor.seconds() + SETTLE_WAIT
-        while self.is_open and not (self.uplink.is_settled and also()) and self._reactor.seconds() < until:
-            await deferLater(self._reactor, CHECK_INTERVAL)
+        await wait_until(
+            self._reactor,
+            lambda: not self.is_open or (self.uplink.is_settled and also()),
+            SETTLE_WAIT,
+            CHECK_INTERVAL,
+        )
 
     def disconnect(self) -> None:
         """Close the connections to relays, if they were opened."""
