@@ -12,21 +12,20 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
+from typing import NoReturn
 from urllib.parse import unquote, urlsplit
 
 from twisted.internet.defer import Deferred
 from twisted.internet.error import ConnectError
-from twisted.internet.interfaces import IAddress, IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
-from twisted.internet.protocol import Factory, Protocol
-from twisted.python.failure import Failure
+from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
+from twisted.internet.protocol import Factory
 from zope.interface import implementer
 
 from dmsg.base.printable import shorten
 from dmsg.errors import DmsgError
 from dmsg.net.addresses import is_host
-from dmsg.net.own_pauses import add_fair_timeout
+from dmsg.net.negotiation import Negotiation
 from dmsg.net.protocols import change_protocol
-from dmsg.net.tls_errors import tls_error_text
 
 VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 """Environment variables that name a proxy; the first one that is set is used."""
@@ -167,58 +166,35 @@ class ProxyEndpoint:
         except ConnectError as error:
             raise ProxyError(f"cannot connect to the proxy {self._proxy.display_url}: {shorten(str(error))}") from None
         assert isinstance(protocol, _Handshake)
-
-        def too_late(result: object, seconds: float) -> IProtocol:
-            raise ProxyError(f"the proxy {self._proxy.display_url} did not answer within {seconds:g} s")
-
-        try:
-            found: IProtocol = await add_fair_timeout(protocol.opened, self._timeout, self._reactor, too_late)
-        except BaseException:
-            protocol.give_up()
-            raise
-        return found
+        return await protocol.wait(self._reactor, self._timeout)
 
 
-class _Handshake(Protocol):
-    """Base of protocols that request a connection from a proxy, and then pass the open connection on to the caller's
-    protocol.
+class _Handshake(Negotiation):
+    """Base of protocols that request a connection from a proxy."""
 
-    :ivar opened: Deferred that fires with the caller's protocol.
-    """
+    errors = ProxyError
 
     def __init__(self, proxy: Proxy, host: str, port: int, factory: IProtocolFactory) -> None:
+        super().__init__(factory)
         self._proxy = proxy
         self._host = host
         self._port = port
-        self._factory = factory
-        self._received = b""
         self._step: Callable[[], bool] = lambda: False
-        self.opened: Deferred[IProtocol] = Deferred()
 
-    def dataReceived(self, data: bytes) -> None:
-        self._received += data
-        try:
-            while not self.opened.called and self._step():
-                pass
-            if not self.opened.called and len(self._received) > MAX_ANSWER:
-                raise self._error("sent a longer answer than the protocol allows")
-        except ProxyError as error:
-            self.give_up()
-            if not self.opened.called:
-                self.opened.errback(error)
-
-    def connectionLost(self, reason: Failure | None = None) -> None:
-        if not self.opened.called:
-            why = tls_error_text(reason.value) if reason is not None else ""
-            self.opened.errback(self._error(f"cannot be used: {why}" if why else "closed the connection"))
-
-    def give_up(self) -> None:
-        """Abort the connection to the proxy."""
-        if self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
+    def _negotiate(self) -> None:
+        while not self.opened.called and self._step():
+            pass
+        if not self.opened.called and len(self._received) > MAX_ANSWER:
+            raise self._error("sent a longer answer than the protocol allows")
 
     def _error(self, problem: str) -> ProxyError:
         return ProxyError(f"the proxy {self._proxy.display_url} {problem} (asked for {self._host}:{self._port})")
+
+    def _raise_late(self, seconds: float) -> NoReturn:
+        raise ProxyError(f"the proxy {self._proxy.display_url} did not answer within {seconds:g} s")
+
+    def _lost_error(self, tls_error: str) -> ProxyError:
+        return self._error(f"cannot be used: {tls_error}" if tls_error else "closed the connection")
 
     def _take(self, size: int) -> bytes | None:
         """Remove and return ``size`` bytes from the front of the buffer; None if fewer have arrived."""
@@ -230,8 +206,7 @@ class _Handshake(Protocol):
     def _done(self) -> bool:
         transport = self.transport
         assert transport is not None
-        address: IAddress = transport.getPeer()
-        protocol = self._factory.buildProtocol(address)
+        protocol = self._factory.buildProtocol(transport.getPeer())
         if protocol is None:
             raise self._error("connected, but the attempt was cancelled meanwhile")
         # The transport now belongs to the caller's protocol, as if that protocol had connected directly.

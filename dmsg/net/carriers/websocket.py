@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
-from typing import cast
+from typing import NoReturn, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IProtocol, IProtocolFactory, IReactorTime, IStreamClientEndpoint
@@ -16,9 +16,8 @@ from dmsg.base.printable import shorten
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.net.carriers.requests import PATH
 from dmsg.net.carriers.transport import IUnpacks, TCPTransport, WebSocketTransport
-from dmsg.net.own_pauses import add_fair_timeout
+from dmsg.net.negotiation import Negotiation
 from dmsg.net.protocols import change_protocol
-from dmsg.net.tls_errors import tls_error_text
 from dmsg.net.websocket.byte_stream import StreamError
 from dmsg.net.websocket.upgrade import MAX_HEAD, accept_of
 
@@ -58,32 +57,20 @@ class WebSocketEndpoint:
         factory = Factory.forProtocol(lambda: _Upgrade(self._reactor, self._host, wanted, self._encrypted))
         factory.noisy = False
         upgrade = cast(_Upgrade, await self._endpoint.connect(factory))
-
-        def too_late(result: object, seconds: float) -> IProtocol:
-            raise WebSocketError(f"the request for a websocket was not answered within {seconds:g} s")
-
-        try:
-            found: IProtocol = await add_fair_timeout(upgrade.opened, self._timeout, self._reactor, too_late)
-        except BaseException:
-            upgrade.give_up()
-            raise
-        return found
+        return await upgrade.wait(self._reactor, self._timeout)
 
 
-class _Upgrade(Protocol):
-    """Protocol that requests a websocket, and then passes the connection on to the protocol inside the websocket.
+class _Upgrade(Negotiation):
+    """Protocol that requests a websocket, and then passes the connection on to the protocol inside the websocket."""
 
-    :ivar opened: Deferred that fires with the protocol inside the websocket.
-    """
+    errors = WebSocketError
 
     def __init__(self, reactor: IReactorTime, host: str, wanted: IProtocolFactory, encrypted: bool) -> None:
+        super().__init__(wanted)
         self._reactor = reactor
         self._host = host
-        self._wanted = wanted
         self._encrypted = encrypted
         self._key = b64encode(os.urandom(16))
-        self._data = b""
-        self.opened: Deferred[IProtocol] = Deferred()
 
     def connectionMade(self) -> None:
         assert self.transport is not None
@@ -92,30 +79,18 @@ class _Upgrade(Protocol):
             b"Connection: Upgrade\r\nSec-WebSocket-Key: " + self._key + b"\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
 
-    def dataReceived(self, data: bytes) -> None:
-        if self.opened.called:
-            return  # TLS may still deliver data after the request has failed or timed out.
-        self._data += data
-        head, end, rest = self._data.partition(b"\r\n\r\n")
+    def _negotiate(self) -> None:
+        head, end, rest = self._received.partition(b"\r\n\r\n")
         if not end and len(head) <= MAX_HEAD:
             return
-        try:
-            self._check(head, bool(end))
-            self._enter(rest)
-        except WebSocketError as error:
-            self.give_up()
-            if not self.opened.called:
-                self.opened.errback(error)
+        self._check(head, bool(end))
+        self._enter(rest)
 
-    def connectionLost(self, reason: Failure | None = None) -> None:
-        if not self.opened.called:
-            text = tls_error_text(reason.value if reason is not None else None)
-            self.opened.errback(WebSocketError(text or "the connection was closed instead of becoming a websocket"))
+    def _raise_late(self, seconds: float) -> NoReturn:
+        raise WebSocketError(f"the request for a websocket was not answered within {seconds:g} s")
 
-    def give_up(self) -> None:
-        """Abort the connection."""
-        if self.transport is not None:
-            self.transport.abortConnection()  # type: ignore[attr-defined]
+    def _lost_error(self, tls_error: str) -> WebSocketError:
+        return WebSocketError(tls_error or "the connection was closed instead of becoming a websocket")
 
     def _check(self, head: bytes, whole: bool) -> None:
         lines = head.split(b"\r\n")
@@ -134,7 +109,7 @@ class _Upgrade(Protocol):
     def _enter(self, rest: bytes) -> None:
         transport = self.transport
         assert transport is not None
-        protocol = self._wanted.buildProtocol(transport.getPeer())
+        protocol = self._factory.buildProtocol(transport.getPeer())
         if protocol is None:
             raise WebSocketError("connected, but the attempt was cancelled meanwhile")
         carrier = WebSocketTransport(
