@@ -24,8 +24,7 @@ from zope.interface import implementer
 from dmsg.base.printable import shorten
 from dmsg.errors import DmsgError
 from dmsg.net.addresses import is_host
-from dmsg.net.negotiation import Negotiation
-from dmsg.net.protocols import change_protocol
+from dmsg.net.protocols import Negotiation, change_protocol
 
 VARIABLES = ("DMSG_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 """Environment variables that name a proxy; the first one that is set is used."""

@@ -16,8 +16,7 @@ from dmsg.base.printable import shorten
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.net.carriers.requests import PATH
 from dmsg.net.carriers.transport import IUnpacks, TCPTransport, WebSocketTransport
-from dmsg.net.negotiation import Negotiation
-from dmsg.net.protocols import change_protocol
+from dmsg.net.protocols import Negotiation, change_protocol
 from dmsg.net.websocket.byte_stream import StreamError
 from dmsg.net.websocket.upgrade import MAX_HEAD, accept_of
 
