@@ -3,7 +3,7 @@ results."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -12,8 +12,14 @@ from pyspark.errors import PySparkException
 
 if TYPE_CHECKING:
     from pyspark import RDD
+    from pyspark.sql import SparkSession
 
 _File = TypeVar("_File")
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+TASKS_PER_CORE = 4
+"""Number of tasks for each core, so that a core with quick tasks takes more of them."""
 
 
 class ExecutorsFailed(Exception):
@@ -46,6 +52,20 @@ def divide_evenly(files: Iterable[_File], size: Callable[[_File], int], count: i
         groups[least].append(file)
         sizes[least] += size(file)
     return groups
+
+
+def run_each(
+    session: SparkSession, function: Callable[[_Argument], _Result], arguments: Sequence[_Argument]
+) -> list[_Result]:
+    """Apply a function to each argument in the executors, and return the results in order.
+
+    :raises ExecutorsFailed: the function failed, or the executors cannot run it.
+    """
+    if not arguments:
+        return []
+    context = session.sparkContext
+    tasks = min(len(arguments), TASKS_PER_CORE * context.defaultParallelism)
+    return collect(context.parallelize(arguments, tasks).map(function))
 
 
 def collect(results: RDD[Any]) -> list[Any]:

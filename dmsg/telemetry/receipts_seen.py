@@ -81,7 +81,7 @@ class ReceiptsSeen:
         return DmsgError(f"{self._path} cannot be used: {error}")
 
     def begin(self) -> None:
-        """Begin a transaction for one file; :meth:`keep` commits it."""
+        """Begin a transaction; :meth:`keep` commits it."""
         try:
             self._base.execute("BEGIN IMMEDIATE")
         except sqlite3.Error as error:
@@ -107,6 +107,19 @@ class ReceiptsSeen:
                 return bool(found[0] == name)
         self._base.execute("INSERT INTO young VALUES (?, ?)", (receipt, name))
         return True
+
+    def withdraw(self, receipts: Iterable[int], file: str) -> None:
+        """Remove those receipts from the set that occurred first in this file, because the file could not be used.
+
+        :param file: as for :meth:`are_new`.
+        """
+        name = int(file[:15], 16)
+        try:
+            self._base.executemany(
+                "DELETE FROM young WHERE receipt = ? AND file = ?", ((one, name) for one in receipts)
+            )
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
 
     def digest_of(self, path: str, status: os.stat_result) -> str | None:
         """Return the digest of a file that was checked before; None if it was not, or has changed since.
@@ -138,7 +151,7 @@ class ReceiptsSeen:
             raise self._unusable(error) from None
 
     def keep(self) -> None:
-        """Commit the transaction with the receipts of the file."""
+        """Commit the transaction."""
         try:
             self._base.execute("COMMIT")
         except sqlite3.Error as error:

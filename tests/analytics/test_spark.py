@@ -12,6 +12,7 @@ MODULES = (
     "spark_memory",
     "spark_hashes",
     "spark_wanted",
+    "spark_receipts",
     "spark_rules",
     "spark_settlement",
     "spark_lives",

@@ -5,7 +5,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +21,23 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.errors import DmsgError
 from dmsg.keys import SecKey, sha256
-from dmsg.telemetry import verify
+from dmsg.telemetry import receipt_files, verify
 from dmsg.telemetry.pseudonyms import Pseudonyms
+from dmsg.telemetry.receipt_files import CheckedCounts, UnreadFile, check_line
 from dmsg.telemetry.receipts import RECEIPT_SIZE, Receipt, ReceiptError, Role, parse_receipt
 from dmsg.telemetry.receipts_seen import GENERATION_DAYS, ReceiptsSeen
-from dmsg.telemetry.verify import check_line, verify_spool
+from dmsg.telemetry.spool_listing import Reason
+from dmsg.telemetry.verify import Workers, own_processes, verify_spool
 
 KEYS = [SecKey.from_seed(bytes([number])) for number in range(3)]
 A, B, SERVER = KEYS
 RECEIPT = Receipt(Role.INITIATOR, bytes(range(16)), SERVER.public, A.public, B.public, 1000, 2**40)
 NAMES = Pseudonyms(bytes(32))
+
+
+def process_of_worker(number: int) -> int:
+    """Return the id of the process that calls this function."""
+    return os.getpid()
 
 
 class ReceiptTests(SynchronousTestCase):
@@ -75,7 +89,7 @@ class VerifyTests(SynchronousTestCase):
         return json.dumps({**row, "receipt": receipt.hex()}).encode() + b"\n"
 
     def checked(self, line: bytes) -> dict[str, Any]:
-        written, _, _ = check_line(line, NAMES)
+        written, _, _ = check_line(line, NAMES.client)
         row: dict[str, Any] = json.loads(written)
         return row
 
@@ -113,18 +127,18 @@ class VerifyTests(SynchronousTestCase):
     @given(st.one_of(st.binary(max_size=100), st.text().map(lambda text: json.dumps({"type": text}).encode())))
     def test_other_lines_are_stored_as_text(self, line: bytes) -> None:
         """No reader, however tolerant, takes the stored text for an event."""
-        written, believed, why = check_line(line, NAMES)
+        written, believed, why = check_line(line, NAMES.client)
         self.assertEqual((believed, why), (None, ""))
         self.assertEqual(json.loads(written.removeprefix(b"not read: ")), line[:200].decode(errors="replace"))
 
     def test_ambiguous_receipts_are_refused(self) -> None:
         good = self.row(RECEIPT.sign(A)).strip().replace(b'"receipt"', b'"receipt_checked"', 1)
         for line in (good.replace(b'"', b"'"), b"[" + good + b"]", good + b"x", b"x\r" + good, b"-INF" + good):
-            self.assertTrue(check_line(line, NAMES)[0].startswith(b"not read: "), line)
+            self.assertTrue(check_line(line, NAMES.client)[0].startswith(b"not read: "), line)
 
     def test_the_end_of_a_file_stays(self) -> None:
         line = b'{"v":1,"type":"segment_end","lines":3}\n'
-        self.assertEqual(check_line(line, NAMES), (line, None, ""))
+        self.assertEqual(check_line(line, NAMES.client), (line, None, ""))
 
     def test_files_are_checked_once(self) -> None:
         spool, target = Path(self.mktemp()), Path(self.mktemp())
@@ -169,7 +183,7 @@ class VerifyTests(SynchronousTestCase):
         results = []
         for processes in (1, 2):
             target = Path(self.mktemp())
-            found = verify_spool(spool, target, NAMES, processes=processes)
+            found = verify_spool(spool, target, NAMES, workers=partial(own_processes, processes))
             self.assertEqual((found.files, found.believed, found.refused), (6, 11, 25 + 6))
             self.assertEqual(found.reasons["the receipt was submitted before"], 25)
             results.append({path.name: gzip.decompress(path.read_bytes()) for path in target.glob("receipts-*")})
@@ -182,12 +196,100 @@ class VerifyTests(SynchronousTestCase):
         path = spool / "receipts-a.jsonl.gz"
         path.write_bytes(gzip.compress(self.row(RECEIPT.sign(A))))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 1)
-        reads = self.patch(verify, "_check_file", lambda target, names, path: self.fail(f"{path} was read"))
+        reads = self.patch(receipt_files, "verify_file", lambda path: self.fail(f"{path} was read"))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 0)
         reads.restore()
         # A changed file counts as another file.
         path.write_bytes(gzip.compress(self.row(replace(RECEIPT, transport=bytes(16)).sign(A)) * 2))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 1)
+
+    def spool_of(self, *names: str) -> Path:
+        """Return a spool with a file for each name, each with one receipt of another transport."""
+        spool = Path(self.mktemp()).absolute()
+        spool.mkdir()
+        for name in names:
+            receipt = replace(RECEIPT, transport=sha256(name.encode())[:16])
+            (spool / f"receipts-{name}.jsonl.gz").write_bytes(gzip.compress(self.row(receipt.sign(A))))
+        return spool
+
+    def test_a_file_that_changes_between_the_steps_is_read_again(self) -> None:
+        """Its receipts are as new as before."""
+        spool, target = self.spool_of("a", "b"), Path(self.mktemp())
+        path = spool / "receipts-a.jsonl.gz"
+        content = path.read_bytes()
+
+        def run(function: Any, arguments: Any) -> Any:
+            if function is receipt_files.write_checked:
+                path.write_bytes(gzip.compress(b"other\n"))
+            return list(map(function, arguments))
+
+        self.patch(verify, "SMALL_BYTES", 0)
+        workers = Workers(1, run)
+        found = verify_spool(spool, target, NAMES, workers=lambda: contextlib.nullcontext(workers))
+        self.assertEqual((found.files, found.believed, found.left), (1, 1, {Reason.GONE: {str(path)}}))
+        (spool / "receipts-c.jsonl.gz").write_bytes(gzip.compress(gzip.decompress(content) + b"more\n"))
+        found = verify_spool(spool, target, NAMES)
+        self.assertEqual((found.files, found.believed, found.refused), (2, 1, 0))
+
+    def test_workers_that_do_not_see_the_files(self) -> None:
+        """What workers on another machine cannot read or write, this process reads and writes."""
+        spool, target = self.spool_of("a", "b"), Path(self.mktemp())
+        self.patch(verify, "SMALL_BYTES", 0)
+
+        def run(function: Any, arguments: Any) -> Any:
+            if function is receipt_files.verify_file:
+                return [UnreadFile(path, Reason.GONE) for path in arguments]
+            return [CheckedCounts(1) for _ in arguments]
+
+        for share, files in ((True, 0), (False, 2)):
+            workers: Any = partial(contextlib.nullcontext, Workers(2, run, share_files=share))
+            found = verify_spool(spool, target, NAMES, workers=workers)
+            self.assertEqual((found.files, found.believed), (files, files))
+        self.assertEqual(len(list(target.glob("receipts-*"))), 2)
+        self.assertEqual(list(target.glob(".*.part")), [])
+
+    def test_workers_get_no_secret_and_few_files_at_a_time(self) -> None:
+        spool, target = self.spool_of(*"abcdef"), Path(self.mktemp())
+        sent: list[Any] = []
+
+        def run(function: Any, arguments: Any) -> Any:
+            sent.append(pickle.dumps((function, arguments)))
+            return list(map(function, arguments))
+
+        self.patch(verify, "SMALL_BYTES", 0)
+        self.patch(verify, "WORKER_BYTES", (spool / "receipts-a.jsonl.gz").stat().st_size + 50)
+        secret = bytes(range(32))
+        workers = Workers(2, run)
+        names = Pseudonyms(secret)
+        found = verify_spool(spool, target, names, workers=lambda: contextlib.nullcontext(workers))
+        self.assertEqual((found.files, len(sent)), (6, 6), "three batches of two files, in two steps")
+        self.assertFalse([one for one in sent if secret in one])
+        self.assertTrue([one for one in sent if Pseudonyms(secret).client(A.public).encode() in one])
+
+    def test_processes_end_with_their_parent(self) -> None:
+        """Even if it is killed: its own handlers then do nothing."""
+        path = Path(self.mktemp()).absolute()
+        code = (
+            "import os, pathlib, signal, sys\n"
+            "from dmsg.telemetry.verify import own_processes\n"
+            "from tests.telemetry.test_receipts import process_of_worker\n"
+            "with own_processes(2) as workers:\n"
+            "    processes = set(workers.run(process_of_worker, range(8)))\n"
+            "    pathlib.Path(sys.argv[1]).write_text(' '.join(map(str, processes)))\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        )
+        nothing = subprocess.DEVNULL
+        done = subprocess.run([sys.executable, "-c", code, str(path)], stdout=nothing, stderr=nothing, check=False)
+        self.assertEqual(done.returncode, -signal.SIGKILL)
+        processes = [int(one) for one in path.read_text().split()]
+        self.assertTrue(processes)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(process)
+                self.addCleanup(os.close, descriptor)
+                if not select.select([descriptor], [], [], 60)[0]:
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                    self.fail(f"process {process} goes on")
 
     def test_seen_receipts_are_forgotten_in_generations(self) -> None:
         path = Path(self.mktemp())

@@ -33,6 +33,7 @@ from dmsg.cli.pipeline.common import (
 )
 from dmsg.cli.pipeline.explain import explain
 from dmsg.cli.pipeline.maintenance import forget, install, optimize
+from dmsg.cli.pipeline.receipt_workers import spark_workers
 from dmsg.cli.pipeline.self_dealing import self_dealing
 from dmsg.cli.pipeline.send import send
 from dmsg.cli.pipeline.show import name, rank, report, tables, top
@@ -55,27 +56,33 @@ clear_keys_option = click.option(
 
 if TYPE_CHECKING:
     from dmsg.analytics.jobs import RunOutcome
-    from dmsg.analytics.session import Load
+    from dmsg.analytics.session import Load, Spark
     from dmsg.net.reactor import Reactor
     from dmsg.telemetry.spool_listing import Left
     from dmsg.telemetry.verify import Verification
 
 
 def _load_of(spool: str, receipts: str | None, out: str) -> Load:
-    """Return the expected amount of work of a run, estimated from the sizes of the files that it may read."""
+    """Return the expected amount of work of a run, estimated from the sizes of the files that it may read.  Receipts
+    that are not verified yet do not count.
+    """
     from dmsg.analytics.listing import DirectoriesRead, recent_bytes
     from dmsg.analytics.main import sources
     from dmsg.analytics.session import Load
     from dmsg.analytics.store import Store
 
-    read = DirectoriesRead(local_directory(out), Store(out).state().run)
+    tables = local_directory(out)
+    if receipts is None and tables is not None and (tables / RECEIPTS).is_dir():
+        receipts = str(tables / RECEIPTS)
+    read = DirectoriesRead(tables, Store(out).state().run)
     sizes = [recent_bytes(source, read) for source in sources(spool, receipts)]
     return Load.of_files(None if None in sizes else sum(filter(None, sizes)))
 
 
-def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, Verification]:
+def _check_receipts(spool: str, out: str, *, clear: bool, spark: Spark | None) -> tuple[str | None, Verification]:
     """Verify new receipts.
 
+    :param spark: Spark whose tasks verify the signatures; None for processes of this machine.
     :param clear: whether to store public keys instead of pseudonyms.
     :returns: directory of the verified receipts, and the result of the verification.  If the spool or the directory of
         the tables is not on this machine, nothing is verified, and the directory is None.
@@ -88,7 +95,8 @@ def _check_receipts(spool: str, out: str, *, clear: bool) -> tuple[str | None, V
         return None, Verification()
     make_output_directory(tables)
     target = tables / RECEIPTS
-    checked = verify_spool(source, target, Pseudonyms(load_or_create_secret(tables), clear=clear))
+    names = Pseudonyms(load_or_create_secret(tables), clear=clear)
+    checked = verify_spool(source, target, names, workers=None if spark is None else spark_workers(spark))
     return str(target), checked
 
 
@@ -144,13 +152,13 @@ def run(
             raise WrongUse(f"{uri} is not a directory")
     _check_separate(spool, out)
     jobs.check_free(out)
-    with progress() as tell:
+    load = _load_of(spool, receipts, out)
+    with progress() as tell, session_on_demand(master, memory, conf, load, always=when == "always") as spark:
         tell("checking receipts", 0, None)
         if receipts is None:
-            receipts, checked = _check_receipts(spool, out, clear=clear_keys)
-        load = _load_of(spool, receipts, out)
-        with session_on_demand(master, memory, conf, load, always=when == "always") as spark:
-            outcome = jobs.run(spark, spool, receipts, out, tell, checked.left, usable_memory())
+            by_spark = not spark.is_local or spark.is_wanted
+            receipts, checked = _check_receipts(spool, out, clear=clear_keys, spark=spark if by_spark else None)
+        outcome = jobs.run(spark, spool, receipts, out, tell, checked.left, usable_memory())
     _say_left(outcome.left)
     if checked.refused:
         why = ", ".join(f"{count:,} {reason}" for reason, count in checked.reasons.most_common(5))
@@ -277,14 +285,15 @@ def stream(
     def check() -> None:
         nonlocal looked
         if own and receipts is not None and time.monotonic() - looked >= every:
-            _check_receipts(spool, out, clear=clear_keys)
+            _check_receipts(spool, out, clear=clear_keys, spark=spark)
             looked = time.monotonic()
 
-    if receipts is None:
-        receipts, _ = _check_receipts(spool, out, clear=clear_keys)
     load = _load_of(spool, receipts, out)
     with _one_stream(out), ends_with_java(stop), session(master, memory, conf, load) as spark:
-        # The signal handlers are set after Spark has started, because Spark replaces them at its start.
+        if receipts is None:
+            receipts, _ = _check_receipts(spool, out, clear=clear_keys, spark=spark)
+        # The signal handlers are set after Spark has started, because Spark replaces them at its start. Before, a
+        # signal ends the process at once.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.set())
 
