@@ -199,6 +199,7 @@ class NetworkCommandTests(CommandCase):
     async def network(self) -> str:
         url = await self.start_discovery()
         await self.start_server(f"--discovery={url}")
+        await self.until_listed(url, 1)
         return url
 
     async def said(self, command: Command, pattern: str) -> re.Match[str]:

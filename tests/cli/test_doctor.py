@@ -173,12 +173,12 @@ class DoctorTests(ToolCase):
 
         self.url = await self.start_discovery()
         await self.start_server(f"--discovery={self.url}", tap=messaging)
-        await self.until_listed(1)
+        await self.until_listed(self.url, 1)
         status, found = await self.examined("-d", self.url)
         self.assertEqual((status, found["discovery"]["verdict"]), (1, "wrong"))
         self.assertIn("0 servers of dmsg and 1 of the Messaging System", found["discovery"]["text"])
         await self.start_server(f"--discovery={self.url}")
-        await self.until_listed(2)
+        await self.until_listed(self.url, 2)
         status, found = await self.examined("-d", self.url)
         self.assertEqual((status, found["server"]["verdict"], found["stream"]["verdict"]), (0, "ok", "ok"), found)
 

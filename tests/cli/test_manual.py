@@ -97,7 +97,7 @@ class TerminalTests(ToolCase):
     @asynchronous
     async def test_no_color_turns_colours_off(self) -> None:
         await self.network()
-        await self.until_listed(1)
+        await self.until_listed(self.url, 1)
         colour = r"\x1b\[[0-9;]*m"
         listing = await self.on_terminal(120, "discovery", "list")
         self.assertRegex(listing, colour)

@@ -43,6 +43,7 @@ class ToolCase(CommandCase):
         self.url = await self.start_discovery()
         for _ in range(servers):
             await self.start_server(f"--discovery={self.url}")
+        await self.until_listed(self.url, servers)
         self.environment = {"DMSG_DISCOVERY": self.url, "DMSG_NAMES": str((self.directory / "names").absolute())}
         self.key = SecKey.generate()
         write_key_file(self.directory / "bob.key", self.key)

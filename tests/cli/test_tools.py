@@ -27,8 +27,6 @@ from dmsg.apps.paths import path_inside
 from dmsg.apps.transfer import TransferError
 from dmsg.cli.processes import start_twistd
 from dmsg.clients.address_book import AddressBook, UnknownName
-from dmsg.discovery.lookup.lookup import Lookup
-from dmsg.errors import DiscoveryError
 from dmsg.keys import SecKey, write_key_file
 from tests.apps.test_parcels import described, let_go, planted
 from tests.cli.test_commands import Command, CommandCase
@@ -113,21 +111,12 @@ class ToolCase(CommandCase):
     async def network(self) -> None:
         self.url = await self.start_discovery()
         await self.start_server(f"--discovery={self.url}")
-        await self.until_listed(1)
+        await self.until_listed(self.url, 1)
         self.key = SecKey.generate()
         write_key_file(self.directory / "alice.key", self.key)
         self.environment = {"DMSG_DISCOVERY": self.url, "DMSG_NAMES": "names"}
         status, _, err = await self.run_command("name", "add", "alice", self.key.public.hex(), **self.environment)
         self.assertEqual((status, err), (0, ""))
-
-    async def until_listed(self, servers: int) -> None:
-        """Wait until discovery has asked so many servers at their addresses."""
-        lookup = Lookup(reactor, self.url)
-        self.addCleanup(lookup.close)
-        while True:
-            with contextlib.suppress(DiscoveryError):
-                if len(await lookup.available_servers()) >= servers:
-                    return
 
     def tool(self, *arguments: str) -> Command:
         return self.start(*arguments, **self.environment)

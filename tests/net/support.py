@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from twisted.internet import reactor
@@ -9,6 +10,8 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
+from dmsg.discovery.lookup.lookup import Lookup
+from dmsg.errors import DiscoveryError
 from dmsg.keys import SecKey
 from dmsg.tap import discovery as discovery_tap, server as server_tap
 from dmsg.testing.raw_client import RawClient
@@ -53,6 +56,15 @@ class EntityCase(TestCase):
         if parsed["discovery"]:
             await self.until(lambda: server.registration.registered_at is not None)
         return server
+
+    async def until_listed(self, url: str, servers: int) -> None:
+        """Wait until discovery lists so many servers, because it has reached them at their addresses."""
+        lookup = Lookup(reactor, url)
+        self.addCleanup(lookup.close)
+        while True:
+            with contextlib.suppress(DiscoveryError):
+                if len(await lookup.available_servers()) >= servers:
+                    return
 
     async def start_client(self, url: str, *, family: Any = Client, **options: Any) -> Any:
         """Start a client that other clients can find."""

@@ -326,6 +326,7 @@ class MessagingCommandTests(CommandCase, MessagingCase):
     async def test_errors_are_one_line(self) -> None:
         url = await self.start_discovery()
         await self.start_messaging_server(f"--discovery={url}")
+        await self.until_listed(url, 1)
         key = SecKey.generate().public
         nobody = key.hex()
         status, _, errors = await self.run_command("messaging", "connect", nobody, "--discovery", url)

@@ -103,6 +103,7 @@ class ResumeTests(EntityCase):
         sent = 0
         for old in list(children):
             (new,) = await self.start_children(url, 1)
+            await self.until_listed(url, 2)
             child = children[old]
             child.signal("TERM")
             while not child.ended.called:

@@ -24,6 +24,7 @@ class CodeCase(ToolCase):
     async def network(self) -> None:
         self.url = await self.start_discovery()
         await self.start_server(f"--discovery={self.url}")
+        await self.until_listed(self.url, 1)
         # Transfers by code use a key of their own, whatever the environment says.
         self.environment = {"DMSG_DISCOVERY": self.url, "DMSG_KEY_FILE": "nowhere.key", "DMSG_NAMES": "names"}
         (self.directory / "inbox").mkdir()
