@@ -4,6 +4,7 @@ WHICH=pipeline``).
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import json
 import os
@@ -30,6 +31,9 @@ from dmsg.analytics.parquet import is_of_arrow
 from dmsg.analytics.runs import Claim
 from dmsg.analytics.schemas import GOLD, QUARANTINE, REGISTER
 from dmsg.analytics.session import SHUFFLE_PARTITIONS, find_java
+from dmsg.keys import SecKey, sha256
+from dmsg.telemetry.receipts import Receipt, Role
+from dmsg.telemetry.verify import SMALL_BYTES
 from tests.analytics.comparison import compare
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
 
@@ -49,6 +53,18 @@ from dmsg.analytics.main import main
 shards.LARGE_ROWS, shards.SHARD_ROWS, table_writer.COMPARED_ROWS = 1, 3000, 100
 sys.exit(main(sys.argv[1:]))
 """
+VERIFIED = """
+import sys
+from pathlib import Path
+from dmsg.analytics.session import make_session
+from dmsg.cli.pipeline.receipt_workers import spark_workers
+from dmsg.telemetry.pseudonyms import Pseudonyms, read_secret
+from dmsg.telemetry.verify import verify_spool
+master, spool, out = sys.argv[1], *map(Path, sys.argv[2:])
+found = verify_spool(spool, out, Pseudonyms(read_secret(out)), workers=spark_workers(make_session(master)))
+print(found.believed, found.refused)
+"""
+"""Program that verifies receipts by a cluster; its arguments are the master, the spool, and the directory to write."""
 DMSG = (sys.executable, "-c", "from dmsg.cli.entry import entry; entry()", "analytics")
 
 
@@ -85,6 +101,22 @@ def rounded(tables: dict[str, list[str]]) -> dict[str, list[str]]:
         return float(f"{float(text):.9g}")
 
     return {name: [json.dumps(json.loads(row, parse_float=number)) for row in rows] for name, rows in tables.items()}
+
+
+def write_receipts(spool: Path, count: int) -> None:
+    """Write six files of receipts.  Each has one receipt with a wrong signature in addition."""
+    ends, server = [SecKey.from_seed(bytes([number])) for number in range(40)], SecKey.from_seed(b"server")
+    for number in range(6):
+        envelope = {"v": 1, "type": "receipt", "producer": server.public.hex(), "role": "server", "boot": f"b{number}"}
+        ts = int(time.time() * 1000) - 86_400_000
+        lines = []
+        for seq in range(count // 6 + 1):
+            one, two = ends[seq % 40], ends[(seq + 1) % 40]
+            transport = sha256(b"%d %d" % (number, seq))[:16]
+            receipt = Receipt(Role.INITIATOR, transport, server.public, one.public, two.public, seq, 7)
+            signed = receipt.sign(two if seq == 0 else one).hex()
+            lines.append(json.dumps(envelope | {"seq": seq, "ts": ts, "mono": seq, "receipt": signed}))
+        (spool / f"receipts-{number}.jsonl.gz").write_bytes(gzip.compress("\n".join([*lines, ""]).encode()))
 
 
 class LongCase(SynchronousTestCase):
@@ -305,6 +337,34 @@ class ClusterTests(ProcessCase):
             self.assertGreater(len(names), 4)
             self.assertEqual({is_of_arrow(name) for name in names}, {True})
         self.assertEqual(rounded(gold(self.root / "cluster")), rounded(gold(self.root / "local")))
+
+    def test_executors_verify_receipts(self) -> None:
+        """The checked files are those of ``verify`` on one machine with the same secret."""
+        spool, local = self.root / "spool", self.root / "local"
+        spool.mkdir()
+        write_receipts(spool, 24_000)
+        self.assertGreater(sum(path.stat().st_size for path in spool.iterdir()), SMALL_BYTES)
+        said = analytics("verify", "--spool", spool, "--out", local)
+        self.assertIn("24,000 receipts are valid, 6 are not", said.stdout)
+        out = self.root / "out"
+        out.mkdir()
+        shutil.copy2(local / "secret", out)
+        done = subprocess.run(
+            [sys.executable, "-c", VERIFIED, self.cluster(), spool, out],
+            text=True,
+            capture_output=True,
+            timeout=TIMEOUT,
+            check=False,
+            env=self.environment,
+        )
+        self.assertEqual((done.returncode, done.stdout), (0, "24000 6\n"), done.stderr[-2000:])
+        self.assertNotIn("executors cannot", done.stderr)
+        texts = [
+            {path.name: gzip.decompress(path.read_bytes()) for path in directory.glob("receipts-*")}
+            for directory in (local, out)
+        ]
+        self.assertEqual(len(texts[0]), 6)
+        self.assertEqual(texts[0], texts[1])
 
     def test_properties_of_spark_submit_win(self) -> None:
         script = self.root / "script.py"
