@@ -13,13 +13,10 @@ from datetime import date
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 from deltalake.exceptions import DeltaError
-from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import File
 from dmsg.analytics.delta_log import LOG_DAYS, NO_LOG_CLEANUP, DeltaLog
-from dmsg.analytics.file_hashes import FileSearch
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.parquet import Part, arrow_schema
 from dmsg.analytics.table_queries import SQL_TYPES, days_condition, run_query
@@ -41,24 +38,7 @@ def unusable_character(uri: str) -> str | None:
 
 
 class Delta(DeltaLog):
-    """Table of Delta Lake.
-
-    :param uri: as for :class:`~dmsg.analytics.delta_log.DeltaLog`, like ``partitions`` and ``is_exclusive``.
-    :param searches: what is known about the contents of files, by the URIs of tables. Tables that are opened again and
-        again share it.
-    """
-
-    def __init__(
-        self,
-        uri: str,
-        schema: StructType,
-        partitions: Sequence[str] = (),
-        *,
-        is_exclusive: Callable[[], bool] = lambda: False,
-        searches: dict[str, FileSearch] | None = None,
-    ) -> None:
-        super().__init__(uri, schema, partitions, is_exclusive=is_exclusive)
-        self._searches = {} if searches is None else searches
+    """Table of Delta Lake, with its rows and the upkeep of its files."""
 
     def read(
         self,
@@ -99,20 +79,6 @@ class Delta(DeltaLog):
         if nulls:
             sql = f"WITH it AS (SELECT *{''.join(nulls)} FROM it) {sql}"  # noqa: S608
         return run_query(table, sql)
-
-    def reading_storage(self) -> pafs.FileSystem:
-        """Return the file system whose root is the table's directory, for reading only. For a local directory it is
-        Arrow's own, which reads without a call to Python."""
-        if "://" in self.uri:
-            return self.storage()
-        return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
-
-    @property
-    def search(self) -> FileSearch:
-        """What is known about the contents of the table's files, by which a search can skip files."""
-        if (found := self._searches.get(self.uri)) is None:
-            found = self._searches[self.uri] = FileSearch.of(self.reading_storage())
-        return found
 
     def location(self, file: File) -> str:
         """Return the URI at which Spark reads the file."""

@@ -26,6 +26,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import StructType
 
 from dmsg.analytics.data_files import Count, File, added, is_of_run, removed, written_files
+from dmsg.analytics.file_hashes import FileSearch
 from dmsg.analytics.lake_error import LakeError
 from dmsg.analytics.parquet import Part, arrow_schema
 
@@ -63,6 +64,8 @@ class DeltaLog:
     :param is_exclusive: function that returns whether only this object may write to the table now. While it returns
         true, the newest snapshot of the log is cached in memory, and each transaction of this object updates the cached
         snapshot.
+    :param searches: what is known about the contents of files, by the URIs of tables. Tables that are opened again and
+        again share it.
     """
 
     def __init__(
@@ -72,11 +75,13 @@ class DeltaLog:
         partitions: Sequence[str] = (),
         *,
         is_exclusive: Callable[[], bool] = lambda: False,
+        searches: dict[str, FileSearch] | None = None,
     ) -> None:
         self.uri = uri
         self.schema = schema
         self.partitions = list(partitions)
         self._is_exclusive = is_exclusive
+        self._searches = {} if searches is None else searches
         self._snapshot: DeltaTable | None = None
         self._is_looked_up = False
         self._listed: tuple[DeltaTable, int, list[File]] | None = None
@@ -195,6 +200,20 @@ class DeltaLog:
     def storage(self) -> pafs.FileSystem:
         """Return the file system whose root is the table's directory."""
         return pafs.PyFileSystem(DeltaStorageHandler(self.uri))
+
+    def reading_storage(self) -> pafs.FileSystem:
+        """Return the file system whose root is the table's directory, for reading only. For a local directory it is
+        Arrow's own, which reads without a call to Python."""
+        if "://" in self.uri:
+            return self.storage()
+        return pafs.SubTreeFileSystem(self.uri, pafs.LocalFileSystem())
+
+    @property
+    def search(self) -> FileSearch:
+        """What is known about the contents of the table's files, by which a search can skip files."""
+        if (found := self._searches.get(self.uri)) is None:
+            found = self._searches[self.uri] = FileSearch.of(self.reading_storage())
+        return found
 
     def written_files(self, directory: str, count: Count | None = None) -> list[Part]:
         """Return the Parquet files that Spark wrote to ``directory``; see
