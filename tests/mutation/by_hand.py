@@ -397,13 +397,7 @@ OF_DISCOVERY: dict[str, tuple[str, Sequence[Change]]] = {
     ),
     "the signature of a deletion is not verified": (
         _RULES,
-        [
-            (
-                "PubKey.from_hex(deletion.static).verify(deletion.signing_json(), "
-                "Signature.from_hex(deletion.signature))",
-                "pass",
-            )
-        ],
+        [("    deletion.verify()\n", "")],
     ),
     "a deletion leaves no tombstone": (
         _ENTRIES,

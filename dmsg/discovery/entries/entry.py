@@ -6,10 +6,11 @@ JSON. :mod:`dmsg.discovery.entries.dialects` decides which entries are accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Self, cast
 
-from dmsg.discovery.entries.gojson import NULL_KEY, go_string
+from dmsg.discovery.entries.gojson import NULL_KEY, STRICT, EntryDecodeError, go_string
 from dmsg.errors import EntryError, KeyFormatError, SignatureError
 from dmsg.keys import PubKey, SecKey, Signature
 
@@ -266,3 +267,59 @@ class Entry:
             raise EntrySignatureError
         if self.successor is not None:
             self.successor.verify(self.static)
+
+
+class SignedRequest:
+    """Base of requests that a key signs: to delete its entry, and to release its nameplate.
+
+    The JSON of a request has a member ``act`` that names the operation. So no text that the key signed for another
+    purpose is a valid request. The signature is the last member, and covers the JSON without it.
+
+    :ivar static: public key that signs, as 66 lower-case hexadecimal characters.
+    :ivar signature: signature as hexadecimal characters; empty before :meth:`sign`.
+    """
+
+    __slots__ = ()
+    static: str
+    signature: str
+
+    def signing_json(self) -> bytes:
+        """Return the JSON that the signature covers."""
+        raise NotImplementedError
+
+    def to_json(self) -> bytes:
+        """Return the body of the DELETE request."""
+        return self.signing_json()[:-1] + f',"signature":"{self.signature}"}}'.encode()
+
+    def sign(self, key: SecKey) -> Self:
+        """Return a copy of the request with the signature of ``key``."""
+        return cast(Self, replace(cast(Any, self), signature=key.sign(self.signing_json()).hex()))
+
+    def verify(self) -> None:
+        """Verify the signature.
+
+        :raises EntrySignatureError: the request is not signed by its key.
+        """
+        try:
+            PubKey.from_hex(self.static).verify(self.signing_json(), Signature.from_hex(self.signature))
+        except (KeyFormatError, SignatureError) as error:
+            raise EntrySignatureError from error
+
+
+def parse_request(body: bytes, kind: str, act: str, purpose: str, names: Sequence[str]) -> Mapping[str, Any]:
+    """Return the members of the JSON of a request.
+
+    :param kind: word for the request in errors.
+    :param act: value of the member ``act``.
+    :param purpose: text that says in errors what the request asks for.
+    :param names: names of the other members, besides ``static`` and ``signature``. All are required.
+    :raises EntryDecodeError: the JSON is malformed.
+    """
+    wanted = ("act", "static", *names, "signature")
+    members = STRICT.members(STRICT.parse(body), frozenset(wanted), kind)
+    for name in wanted:
+        if members.get(name) is None:
+            raise EntryDecodeError(f"request to {purpose} has no {name}")
+    if members["act"] != act:
+        raise EntryDecodeError(f'act is not "{act}"')
+    return members

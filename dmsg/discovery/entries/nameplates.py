@@ -7,13 +7,12 @@ the handshake with the words of the code fails if the key is wrong (``docs/proto
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
-from dmsg.discovery.entries.entry import EntryInvalid, EntrySignatureError
+from dmsg.discovery.entries.entry import EntryInvalid, SignedRequest, parse_request
 from dmsg.discovery.entries.gojson import NULL_KEY, STRICT, EntryDecodeError, string_of
-from dmsg.errors import EntryNotFound, KeyFormatError, SignatureError
-from dmsg.keys import PubKey, SecKey, Signature
+from dmsg.errors import EntryNotFound
 
 LARGEST_NAMEPLATE = 99_999_999
 """Largest nameplate; the smallest is 1."""
@@ -137,28 +136,15 @@ def decode_claim(body: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """Signed statement that a nameplate is no longer needed.
-
-    Its JSON has a member ``act`` that names the operation. So no text that the key signed for another purpose is a
-    valid release.
-    """
+class Release(SignedRequest):
+    """Signed statement that a nameplate is no longer needed."""
 
     nameplate: int
     static: str
     signature: str = ""
 
     def signing_json(self) -> bytes:
-        """Return the JSON that the signature of the release covers."""
         return f'{{"act":"{RELEASE_ACT}","nameplate":{self.nameplate},"static":"{self.static}"}}'.encode()
-
-    def to_json(self) -> bytes:
-        """Return the body of the DELETE request."""
-        return self.signing_json()[:-1] + f',"signature":"{self.signature}"}}'.encode()
-
-    def sign(self, key: SecKey) -> Release:
-        """Return a copy of the release with the signature of ``key``."""
-        return replace(self, signature=key.sign(self.signing_json()).hex())
 
 
 def decode_release(body: bytes) -> Release:
@@ -166,13 +152,7 @@ def decode_release(body: bytes) -> Release:
 
     :raises EntryDecodeError, EntryInvalid, EntrySignatureError: the release is malformed or not signed by its key.
     """
-    names = ("act", "nameplate", "static", "signature")
-    members = STRICT.members(STRICT.parse(body), frozenset(names), "release")
-    for name in names:
-        if members.get(name) is None:
-            raise EntryDecodeError(f"request to release a nameplate has no {name}")
-    if members["act"] != RELEASE_ACT:
-        raise EntryDecodeError(f'act is not "{RELEASE_ACT}"')
+    members = parse_request(body, "release", RELEASE_ACT, "release a nameplate", ("nameplate",))
     release = Release(
         nameplate=STRICT.integer(members["nameplate"], 0, LARGEST_NAMEPLATE + 1, "nameplate"),
         static=STRICT.key(members["static"], "static"),
@@ -180,8 +160,5 @@ def decode_release(body: bytes) -> Release:
     )
     if release.static == NULL_KEY:
         raise EntryInvalid("static is the null key, which nobody holds")
-    try:
-        PubKey.from_hex(release.static).verify(release.signing_json(), Signature.from_hex(release.signature))
-    except (KeyFormatError, SignatureError) as error:
-        raise EntrySignatureError from error
+    release.verify()
     return release

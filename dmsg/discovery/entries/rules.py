@@ -14,13 +14,11 @@ The rules for replacing are those of the reference (seed document, "Iteration ru
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from dmsg.discovery.entries.entry import Entry, EntryInvalid, EntrySignatureError
-from dmsg.discovery.entries.gojson import INT64, NULL_KEY, STRICT, UINT64, EntryDecodeError, string_of
-from dmsg.errors import KeyFormatError, SignatureError
-from dmsg.keys import PubKey, SecKey, Signature
+from dmsg.discovery.entries.entry import Entry, EntryInvalid, SignedRequest, parse_request
+from dmsg.discovery.entries.gojson import INT64, NULL_KEY, STRICT, UINT64, string_of
 
 TOMBSTONE_TTL = 86400.0
 """Seconds for which the tombstone of a deleted entry is kept, so that nobody can post the entry again."""
@@ -184,11 +182,10 @@ def decide_post(present: PresentState | None, entry: Entry, now: float, terms: T
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class Deletion(SignedRequest):
     """Signed request to delete the entry with a certain sequence.
 
-    Its JSON has a member ``act`` that names the operation, so that no signed entry is a valid deletion. Its timestamp
-    must be later than the entry's, so that nobody can replay it against a later entry of the key.
+    Its timestamp must be later than the entry's, so that nobody can replay it against a later entry of the key.
     """
 
     static: str
@@ -197,18 +194,9 @@ class Deletion:
     signature: str = ""
 
     def signing_json(self) -> bytes:
-        """Return the JSON that the signature of the deletion covers."""
         return (
             f'{{"act":"{DELETE_ACT}","static":"{self.static}","sequence":{self.sequence},"timestamp":{self.timestamp}}}'
         ).encode()
-
-    def to_json(self) -> bytes:
-        """Return the body of the DELETE request."""
-        return self.signing_json()[:-1] + f',"signature":"{self.signature}"}}'.encode()
-
-    def sign(self, key: SecKey) -> Deletion:
-        """Return the deletion signed with ``key``."""
-        return replace(self, signature=key.sign(self.signing_json()).hex())
 
 
 def decode_deletion(body: bytes) -> Deletion:
@@ -216,13 +204,7 @@ def decode_deletion(body: bytes) -> Deletion:
 
     :raises EntryDecodeError, EntryInvalid, EntrySignatureError: the deletion is malformed or not signed by its key.
     """
-    known = frozenset({"act", "static", "sequence", "timestamp", "signature"})
-    members = STRICT.members(STRICT.parse(body), known, "deletion")
-    for name in ("act", "static", "sequence", "timestamp", "signature"):
-        if members.get(name) is None:
-            raise EntryDecodeError(f"request to delete an entry has no {name}")
-    if members["act"] != DELETE_ACT:
-        raise EntryDecodeError(f'act is not "{DELETE_ACT}"')
+    members = parse_request(body, "deletion", DELETE_ACT, "delete an entry", ("sequence", "timestamp"))
     deletion = Deletion(
         static=STRICT.key(members["static"], "static"),
         sequence=STRICT.integer(members["sequence"], 0, UINT64, "sequence"),
@@ -233,10 +215,7 @@ def decode_deletion(body: bytes) -> Deletion:
     # its own for this case.
     if deletion.static == NULL_KEY:
         raise EntryInvalid("entry Keys is nil")
-    try:
-        PubKey.from_hex(deletion.static).verify(deletion.signing_json(), Signature.from_hex(deletion.signature))
-    except (KeyFormatError, SignatureError) as error:
-        raise EntrySignatureError from error
+    deletion.verify()
     return deletion
 
 
