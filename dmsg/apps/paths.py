@@ -11,7 +11,7 @@ from dmsg.apps.partial_files import PART_SUFFIX
 from dmsg.apps.transfer import TransferError
 
 PATH_LIMIT = 4096
-"""Maximum characters of a path."""
+"""Maximum bytes of a path, which is also the maximum of Linux."""
 
 
 def local_name(text: str) -> str:
@@ -29,19 +29,22 @@ def local_name(text: str) -> str:
         return text
 
 
+def is_possible(path: str) -> bool:
+    """Whether a file system can have the path.  Surrogate characters may only stand for bytes that are not UTF-8."""
+    try:
+        return 0 < len(os.fsencode(path)) <= PATH_LIMIT and "\0" not in path
+    except UnicodeEncodeError:
+        return False
+
+
 def path_inside(root: Path, text: object, *, hidden: bool = False) -> Path:
     """Return the local path of a file that a peer has named relative to ``root``.
 
     :param hidden: whether the path, and the targets of links on it, may contain names that begin with a dot.
     :raises TransferError: the path leads outside ``root``, or is invalid.
     """
-    if not isinstance(text, str) or not text or len(text) > PATH_LIMIT or text.endswith("/"):
+    if not isinstance(text, str) or text.endswith("/") or not is_possible(text := local_name(text)):
         raise TransferError("the path is malformed")
-    text = local_name(text)
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        raise TransferError("the path is malformed") from None
     if any(ord(char) < 32 or ord(char) == 127 for char in text):
         # A terminal that shows the path would interpret control characters.
         raise TransferError("path has control characters")

@@ -31,8 +31,24 @@ def lost_text(reason: Failure) -> str:
     return f"the connection was lost: {reason.value}"
 
 
+class Measured:
+    """Base of the results of transfers.
+
+    :ivar size: number of bytes transferred.
+    :ivar seconds: duration of the transfer.
+    """
+
+    size: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Transfer rate in bytes per second."""
+        return self.size / self.seconds if self.seconds else 0.0
+
+
 @dataclass(frozen=True)
-class TransferResult:
+class TransferResult(Measured):
     """Result of a transfer of one file or directory.
 
     :ivar size: number of bytes transferred.
@@ -48,11 +64,6 @@ class TransferResult:
     sha256: str
     changed: bool = False
     resumed: int = 0
-
-    @property
-    def rate(self) -> float:
-        """Transfer rate in bytes per second."""
-        return self.size / self.seconds if self.seconds else 0.0
 
 
 def _message(value: dict[str, object]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from twisted.internet.task import Clock
@@ -13,8 +14,9 @@ from twisted.trial.unittest import SynchronousTestCase
 
 import dmsg
 from dmsg.apps.copy_listener import CopyPeer
+from dmsg.apps.parcels.manifest import parts_of
 from dmsg.apps.parcels.wire import encode
-from dmsg.apps.paths import local_name
+from dmsg.apps.paths import PATH_LIMIT, is_possible, local_name, path_inside
 from dmsg.apps.transfer import TransferError
 
 PROGRAM = r"""
@@ -60,3 +62,10 @@ class LocalNameTests(SynchronousTestCase):
                 peer.dataReceived(encode(op=op, path=path))
                 self.assertIn("malformed", str(self.failureResultOf(peer.done, TransferError).value))
                 self.assertIn(b"malformed", said.value())
+
+    def test_paths_of_copies_and_parcels_have_one_limit_in_bytes(self) -> None:
+        longest = "\u00fc" * (PATH_LIMIT // 2)
+        self.assertTrue(is_possible(longest))
+        self.assertFalse(is_possible(longest + "a"))
+        for check in (parts_of, partial(path_inside, Path("."))):
+            self.assertRaisesRegex(TransferError, "malformed", check, longest + "a")

@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from dmsg.apps.exposure import check_names
 from dmsg.apps.partial_files import NAME_LIMIT
-from dmsg.apps.paths import local_name
+from dmsg.apps.paths import is_possible, local_name
 from dmsg.apps.transfer import TransferError
 
 FILE, DIRECTORY, LINK = "f", "d", "l"
@@ -20,8 +20,6 @@ ENTRIES_LIMIT = 250_000
 """Maximum number of files, directories and links of one parcel."""
 NAMES_LIMIT = 32 * 1024 * 1024
 """Maximum bytes of all paths and link targets of one parcel together."""
-PATH_LIMIT = 4096
-"""Maximum bytes of one path."""
 DEPTH_LIMIT = 200
 """Maximum number of parts, such as directories, of a path."""
 MODE_MASK = 0o777
@@ -63,7 +61,7 @@ def parts_of(path: object) -> list[str]:
 
     :raises TransferError: the path could lead outside its directory, or is malformed.
     """
-    if not isinstance(path, str) or not path or "\0" in path or not _is_name(path):
+    if not isinstance(path, str) or not is_possible(path):
         raise TransferError("the list of files has a malformed path")
     parts = path.split("/")
     if len(parts) > DEPTH_LIMIT:
@@ -79,7 +77,7 @@ def stays_inside(path: str, target: object) -> bool:
     In the target, ``..`` is allowed only at the start.  After another name, which may be a link, ``..`` could lead
     anywhere.
     """
-    if not isinstance(target, str) or not target or "\0" in target or not _is_name(target):
+    if not isinstance(target, str) or not is_possible(target):
         return False
     if target.startswith("/"):
         return False
@@ -171,11 +169,3 @@ class CheckedItems:
     def tops(self) -> list[TopLevelItem]:
         """Summaries of the top-level items, for people."""
         return list(self._tops.values())
-
-
-def _is_name(text: str) -> bool:
-    """Whether a file system can have the name.  Surrogate characters may only stand for bytes that are not UTF-8."""
-    try:
-        return len(os.fsencode(text)) <= PATH_LIMIT
-    except UnicodeEncodeError:
-        return False

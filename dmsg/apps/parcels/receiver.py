@@ -27,7 +27,7 @@ from dmsg.apps.parcels.wire import (
     parse_numbers,
 )
 from dmsg.apps.partial_files import PART_SUFFIX
-from dmsg.apps.transfer import TransferError
+from dmsg.apps.transfer import Measured, TransferError
 from dmsg.base.units import human_size
 from dmsg.net.background import work, work_for_strangers
 from dmsg.net.streams.transports import transport_of
@@ -45,7 +45,7 @@ ENTRIES_SLICE = 50
 
 
 @dataclass(frozen=True)
-class ReceivedParcel:
+class ReceivedParcel(Measured):
     """Result of a received parcel.
 
     :ivar offer: offer that was accepted.
@@ -62,11 +62,6 @@ class ReceivedParcel:
     seconds: float
     changed: tuple[str, ...] = ()
     sha256: str = ""
-
-    @property
-    def rate(self) -> float:
-        """Transfer rate in bytes per second."""
-        return self.size / self.seconds if self.seconds else 0.0
 
 
 Asked = Callable[[Offer], "Deferred[str | None] | str | None"]

@@ -29,7 +29,7 @@ from dmsg.apps.parcels.wire import (
     text_offer,
 )
 from dmsg.apps.sources import SourceChanged, resized_error
-from dmsg.apps.transfer import TransferError, TransferRefused
+from dmsg.apps.transfer import Measured, TransferError, TransferRefused
 from dmsg.base.printable import MAX_PEER_TEXT, shorten
 from dmsg.net.background import work as do_work
 from dmsg.net.streams.transports import transport_of
@@ -42,7 +42,7 @@ CHUNK = 256 * 1024
 
 
 @dataclass(frozen=True)
-class SentParcel:
+class SentParcel(Measured):
     """Result of a sent parcel.
 
     :ivar size: number of bytes transferred, without those that the other side had already.
@@ -56,11 +56,6 @@ class SentParcel:
     seconds: float
     changed: tuple[str, ...] = ()
     sha256: str = ""
-
-    @property
-    def rate(self) -> float:
-        """Transfer rate in bytes per second."""
-        return self.size / self.seconds if self.seconds else 0.0
 
 
 @implementer(IPushProducer)
