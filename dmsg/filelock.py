@@ -9,6 +9,8 @@ import fcntl
 import os
 from pathlib import Path
 
+LOCK_SUFFIX = ".lock"
+"""Suffix of the name of the file that is locked in place of a file which programs replace."""
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS, errno.EINVAL})
 """Error numbers with which file systems without locks answer."""
 

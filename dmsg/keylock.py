@@ -16,9 +16,8 @@ from pathlib import Path
 
 from dmsg.base.printable import printable
 from dmsg.errors import KeyFileError
-from dmsg.filelock import NoLocks, is_at, take_lock
+from dmsg.filelock import LOCK_SUFFIX, NoLocks, is_at, take_lock
 
-LOCK_SUFFIX = ".lock"
 _WHO_SIZE = 256
 KEY_ADVICE = (
     "stop that, or use another key (dmsg key new FILE); with --share both run, and others reach only the newest"

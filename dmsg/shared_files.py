@@ -15,9 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dmsg.errors import DmsgError
-from dmsg.filelock import is_at, lock_if_can
+from dmsg.filelock import LOCK_SUFFIX, is_at, lock_if_can
 
-LOCK_SUFFIX = ".lock"
 LOCK_TIMEOUT = 5.0
 """Seconds to wait until another program has made its change. A change takes milliseconds, unless that program is
 suspended.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.keylock import LOCK_SUFFIX, hold_key, is_held
+from dmsg.filelock import LOCK_SUFFIX
+from dmsg.keylock import hold_key, is_held
 
 HOLDER = "import sys; from dmsg.keylock import hold_key; hold_key(sys.argv[1], 'other'); print(flush=True); input()"
 

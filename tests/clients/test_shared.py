@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.clients.shared import SharedClients
-from dmsg.keylock import LOCK_SUFFIX
+from dmsg.filelock import LOCK_SUFFIX
 
 URL = "http://127.0.0.1:9"
 

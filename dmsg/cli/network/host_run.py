@@ -26,7 +26,8 @@ from dmsg.directory_checks import make_directory
 from dmsg.discovery.lookup.lookup import Lookup
 from dmsg.discovery.service.reached_at import REACHED_AT
 from dmsg.errors import DmsgError, WrongUse
-from dmsg.keylock import LOCK_SUFFIX, KeyLock
+from dmsg.filelock import LOCK_SUFFIX
+from dmsg.keylock import KeyLock
 from dmsg.keys import SecKey, load_or_create_key
 from dmsg.net.addresses import kind_of, parse_ip
 from dmsg.net.carriers.names import Carrier
