@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from twisted.application.service import IService
 
-from dmsg.base.options import LIMITS, STORAGE, Number, Option, Text, rows_of
+from dmsg.base.options import LIMITS, STORAGE, Number, Option, Text, checked_by, rows_of
 from dmsg.errors import needs_extra
 from dmsg.keylock import KeyLock, hold_key
 from dmsg.net.descriptors import raise_descriptor_limit
 from dmsg.net.listening import check_endpoint
 from dmsg.net.reactor import Reactor
+from dmsg.rmb.relay.settings import check_queue
 from dmsg.tap.config import GivenText
 from dmsg.tap.options import DEBUG, LOG_FORMAT, UNSET_VALUES, listen_row
 from dmsg.tap.running import StopOnFailure
@@ -38,13 +39,6 @@ def listen_endpoint(value: str) -> str:
     return check_endpoint(value)
 
 
-def _queue(text: str) -> str:
-    kind, _, rest = text.partition(":")
-    if kind not in ("sqlite", "redis") or not rest:
-        raise ValueError("not a queue; use sqlite:PATH or redis://HOST:PORT/DB")
-    return text
-
-
 class Options(RmbOptions):
     """Options of ``twistd rmb-relay``.  Options that rmb-rs has, too, have the same names and short forms."""
 
@@ -66,7 +60,7 @@ class Options(RmbOptions):
             name="queue",
             short="r",
             help="Queue of messages: sqlite:PATH or redis://HOST:PORT/DB (password in DMSG_REDIS_PASSWORD)",
-            kind=Text("queue", _queue),
+            kind=Text("queue", checked_by(check_queue)),
             default="sqlite:rmb-relay.sqlite",
             group=STORAGE,
         ),

@@ -20,7 +20,7 @@ from dmsg.net.listening import ListeningService
 from dmsg.net.reactor import Reactor
 from dmsg.pages.port import StatusPort
 from dmsg.rmb.envelope.wire import MAX_MESSAGE
-from dmsg.rmb.errors import Drop, QueueUnavailable
+from dmsg.rmb.errors import Drop
 from dmsg.rmb.registry.cache import CachedRegistry
 from dmsg.rmb.registry.interface import TwinRegistry
 from dmsg.rmb.registry.service import open_registry
@@ -35,7 +35,7 @@ from dmsg.rmb.relay.queue.redis import RedisQueue
 from dmsg.rmb.relay.queue.sqlite import SQLiteQueue
 from dmsg.rmb.relay.ranker import Ranker
 from dmsg.rmb.relay.rules import Rules
-from dmsg.rmb.relay.settings import RelaySettings
+from dmsg.rmb.relay.settings import RelaySettings, check_queue
 from dmsg.rmb.relay.site import RelaySite
 from dmsg.rmb.relay.status_page import RmbRelayStatus
 from dmsg.rmb.relay.switch import MAX_UNFINISHED, Switch
@@ -62,12 +62,10 @@ async def open_queue(description: str, reactor: Reactor, limits: QueueLimits, *,
     :param durable: whether messages in an SQLite file survive a power cut; Redis has its own settings for that.
     :raises DmsgError: the description is invalid, the file cannot be opened, or Redis does not answer.
     """
-    kind, _, rest = description.partition(":")
+    kind, _, rest = check_queue(description).partition(":")
     if kind == "redis":
         return await RedisQueue.open(reactor, description, limits)
-    if kind == "sqlite" and rest:
-        return SQLiteQueue(rest, reactor, limits, durable=durable)
-    raise QueueUnavailable(f"{description[:80]!r} is neither sqlite:PATH nor redis://HOST:PORT")
+    return SQLiteQueue(rest, reactor, limits, durable=durable)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from dmsg.base.options import FLAG, LIMITS, NETWORK, STORAGE, Number, Text, option, proxied_option
 from dmsg.pages.settings import PageSettings
+from dmsg.rmb.errors import QueueUnavailable
 from dmsg.rmb.relay.queue.interface import QueueLimits
 from dmsg.rmb.relay.ranker import FAILURE_PERIOD
 from dmsg.rmb.twins import token
@@ -20,6 +21,17 @@ def _two_numbers(text: str) -> tuple[int, int]:
     if words is None:
         raise ValueError("two numbers are needed: messages and bytes per minute")
     return int(Number(1, 2**31, "messages").read(words[1])), int(Number(1, 2**40, "bytes").read(words[2]))
+
+
+def check_queue(description: str) -> str:
+    """Check a value of ``--queue`` without opening the queue.
+
+    :raises QueueUnavailable: the value is not a valid description of a queue.
+    """
+    kind, _, rest = description.partition(":")
+    if kind not in ("sqlite", "redis") or not rest:
+        raise QueueUnavailable(f"{description[:80]!r} is not a queue: sqlite:PATH or redis://HOST:PORT/DB")
+    return description
 
 
 @dataclass(frozen=True)
