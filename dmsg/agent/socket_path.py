@@ -33,7 +33,8 @@ from dmsg.keys import PubKey
 MAX_PATH = 100
 """Maximum bytes of the socket's path; the system allows 107."""
 ANSWER_TIMEOUT = 2.0
-"""Seconds to wait for an answer that the agent can compute at once."""
+"""Seconds that a command waits for an answer that the agent can compute at once. Programs wait longer
+(:mod:`dmsg.agent.connections`), because nobody sits in front of them."""
 _CREDENTIALS = struct.Struct("3i")
 
 

@@ -29,7 +29,7 @@ from dmsg.clients.address_book import AddressBook
 from dmsg.clients.server_choice import MIN_SERVERS, ServerChoice
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
-from dmsg.net.addresses import parse_port
+from dmsg.net.addresses import split_address
 
 if TYPE_CHECKING:
     from dmsg.net.streams.address import DmsgAddress
@@ -83,12 +83,12 @@ def parse_target(text: str, default_port: int | None = None) -> DmsgAddress:
     """
     from dmsg.net.streams.address import DmsgAddress
 
-    who, colon, port = text.removeprefix("dmsg:").partition(":")
-    if not colon:
-        if default_port is None:
-            raise ValueError(f"{text[:80]!r} has no port: write KEY:PORT or NAME:PORT")
-        return DmsgAddress(AddressBook().find(who), default_port)
-    return DmsgAddress(AddressBook().find(who), parse_port(port))
+    who, port = split_address(text)
+    if port is None:
+        port = default_port
+    if port is None:
+        raise ValueError(f"{text[:80]!r} has no port: write KEY:PORT or NAME:PORT")
+    return DmsgAddress(AddressBook().find(who), port)
 
 
 class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
@@ -101,9 +101,9 @@ class WhoType(_Peer, click.ParamType[tuple[PubKey, int | None]]):
     ) -> tuple[PubKey, int | None]:
         if isinstance(value, tuple):
             return value
-        who, colon, port = str(value).removeprefix("dmsg:").partition(":")
         try:
-            return AddressBook().find(who), parse_port(port) if colon else None
+            who, port = split_address(str(value))
+            return AddressBook().find(who), port
         except ValueError as error:
             self.fail(str(error), param, ctx)
         except DmsgError as error:

@@ -135,3 +135,13 @@ def parse_port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise ValueError(f"{text[:20]!r} is not a port, 0 to 65535")
     return int(text)
+
+
+def split_address(text: str) -> tuple[str, int | None]:
+    """Split the text of a client's address, which may begin with ``dmsg:``, into a key or name, and the port.
+
+    :returns: the part before the colon, and the port; None without a colon.
+    :raises ValueError: the part behind the colon is not a port.
+    """
+    who, colon, port = text.removeprefix("dmsg:").partition(":")
+    return who, parse_port(port) if colon else None

@@ -11,6 +11,7 @@ from twisted.python.usage import UsageError
 from dmsg.base.options import TELEMETRY, Option, Text, rows_of
 from dmsg.collector.wire import PORT, PORT_NUMBER
 from dmsg.keys import PubKey, load_or_create_key
+from dmsg.net.addresses import split_address
 from dmsg.net.reactor import Reactor
 from dmsg.net.streams.address import DmsgAddress
 from dmsg.tap.options import EntityOptions
@@ -26,8 +27,8 @@ def collector_address(value: str) -> DmsgAddress:
 
     :raises ValueError: the text is not such an address.
     """
-    key, colon, port = value.partition(":")
-    return DmsgAddress(PubKey.from_text(key), int(PORT_NUMBER.read(port)) if colon else PORT)
+    key, port = split_address(value)
+    return DmsgAddress(PubKey.from_text(key), PORT if port is None else int(PORT_NUMBER.read(str(port))))
 
 
 TELEMETRY_ROWS = (

@@ -246,6 +246,7 @@ class OptionTests(SynchronousTestCase):
         key = SecKey.generate().public
         for text in (key.text, str(key)):
             self.assertEqual(collector_address(f"{text}:7"), DmsgAddress(key, 7))
+            self.assertEqual(collector_address(f"dmsg:{text}:7"), DmsgAddress(key, 7))
             options = discovery.Options()
             options.parseOptions(["--listen=tcp:0", "--store=memory:", "--ranking=file", f"--ranking-key={text}"])
             self.assertEqual(options["ranking-key"], key)
