@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +108,7 @@ def call(
     answer is printed as one line of JSON.
     """
 
-    from dmsg.cli.bus.rmb_run import client_for, line_of, payload_of
+    from dmsg.cli.bus.rmb_run import client_for, line_of, online, own_session, payload_of
     from dmsg.cli.client_run import run
     from dmsg.rmb.client import Reply
     from dmsg.rmb.errors import RmbError
@@ -121,18 +120,14 @@ def call(
             registry,
             relay,
             key_file,
-            # The relay closes the older of two connections with the same session name. So this command uses a name of
-            # its own, and programs of the same twin stay connected.
-            session=f"call-{os.getpid()}-{os.urandom(3).hex()}",
+            session=own_session("call"),
             encryption=not no_encryption,
             update=not no_update,
             # The strict signature is not declared in the registry, because some of the twin's other programs may not
             # support it.
             strict=None,
         )
-        client.startService()
-        try:
-            await client.when_online(min(timeout, 15.0))
+        async with online(client, min(timeout, 15.0)):
             options: dict[str, Any] = {"timeout": timeout, "session": session, "keep": keep, "schema": schema}
             if len(twins) == 1:
                 reply = await client.call(twins[0], command, data, **options)
@@ -144,8 +139,6 @@ def call(
                 click.echo(json.dumps(line_of(number, answer)))
             if not any(isinstance(answer, Reply) for answer in answers.values()):
                 raise RmbError("no twin answered: the reasons are in the lines above")
-        finally:
-            await client.stopService()
 
     run(main)
 
@@ -191,7 +184,7 @@ def serve(
 
     from twisted.internet.defer import Deferred
 
-    from dmsg.cli.bus.rmb_run import client_for, handler_for
+    from dmsg.cli.bus.rmb_run import client_for, handler_for, online
     from dmsg.cli.client_run import run
     from dmsg.rmb.peer.local_json import may_be_called
 
@@ -207,9 +200,7 @@ def serve(
         )
         for command, program in commands:
             client.serve(command, handler_for(reactor, program, frozenset(allow)))
-        client.startService()
-        try:
-            await client.when_online(30.0)
+        async with online(client, 30.0):
             assert client.twin is not None
             names = [command for command, _ in commands]
             text = f"twin {client.twin.id} answers {', '.join(names)}"
@@ -217,8 +208,6 @@ def serve(
             who = f"twins {', '.join(map(str, sorted(allow)))}" if allow else "every twin; --allow TWIN to restrict"
             say(f"dmsg: open to {who}", err=True)
             await Deferred()
-        finally:
-            await client.stopService()
 
     run(main)
 
@@ -231,20 +220,14 @@ def serve(
 def ping(registry: str, relay: tuple[str, ...], key_file: str | None, count: int) -> None:
     """Measure round-trip times to the relay."""
 
-    from dmsg.cli.bus.rmb_run import client_for
+    from dmsg.cli.bus.rmb_run import client_for, online, own_session
     from dmsg.cli.client_run import run
 
     async def main(reactor: Reactor) -> None:
-        client = client_for(
-            reactor, registry, relay, key_file, session=f"ping-{os.getpid()}-{os.urandom(3).hex()}", update=False
-        )
-        client.startService()
-        try:
-            await client.when_online(15.0)
+        client = client_for(reactor, registry, relay, key_file, session=own_session("ping"), update=False)
+        async with online(client, 15.0):
             for number in range(count):
                 seconds = await client.ping()
                 tell(f"pong {number + 1}: {milliseconds(seconds)}", number=number + 1, seconds=seconds)
-        finally:
-            await client.stopService()
 
     run(main)

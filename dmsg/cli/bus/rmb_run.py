@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,29 @@ def client_for(
 
     secret = read_secret(key_file)
     return RmbClient(reactor, secret.secret, registry, relays, key_type=secret.key_type, on_warning=notice, **options)
+
+
+@contextlib.asynccontextmanager
+async def online(client: RmbClient, timeout: float) -> AsyncIterator[None]:
+    """Context manager inside which a client of the bus is connected.
+
+    :param timeout: seconds to wait for the connection.
+    """
+    client.startService()
+    try:
+        await client.when_online(timeout)
+        yield
+    finally:
+        await client.stopService()
+
+
+def own_session(command: str) -> str:
+    """Return the name for a session of one run of a command.
+
+    The relay closes the older of two connections with the same session name. So other programs of the same twin stay
+    connected.
+    """
+    return f"{command}-{os.getpid()}-{os.urandom(3).hex()}"
 
 
 def payload_of(text: str | None) -> bytes:
