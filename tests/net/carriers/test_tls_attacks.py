@@ -6,7 +6,6 @@ from typing import Any
 
 from twisted.internet import reactor
 from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
-from twisted.python.failure import Failure
 
 from dmsg.errors import DropReason, HandshakeError
 from dmsg.keys import SecKey
@@ -14,13 +13,13 @@ from dmsg.net.carriers.endpoint import carrier_endpoint
 from dmsg.net.carriers.names import ALPN, SECURE_WEBSOCKET, TLS, Carrier
 from dmsg.net.flush import TurnFlush
 from dmsg.net.links.acceptor import FAILED_BURST
-from dmsg.net.links.link import Link
 from dmsg.net.links.race import CarrierRace
 from dmsg.net.links.records import record_links
 from dmsg.net.tls_overhead import MAX_OVERHEAD
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import ACCEPT, FWD, OK, PING, PONG, REQUEST, encode_frame
 from tests.net.carriers.openssl import MISSING, TLS_1_2, OpenSSLClient
+from tests.net.links.support import User
 from tests.net.support import TIMEOUT
 from tests.net.test_carriers import CarrierCase, NginxCase, certificate
 from tests.support import asynchronous
@@ -207,24 +206,6 @@ class ALPNTests(TLSCase):
             for offers in (b"http/1.1", b"h2", b"dmsg", b""):
                 with self.subTest(offers=offers):
                     await self.come(port, OpenSSLClient(offers=offers))
-
-
-class User:
-    """User of a link."""
-
-    def link_up(self, link: Link) -> None:
-        self.link = link
-
-    def frames_received(self, buffer: bytearray, end: int) -> int:
-        return end
-
-    def link_congested(self) -> None:
-        """Do nothing: the test sends nothing."""
-
-    link_relieved = link_congested
-
-    def link_lost(self, reason: Failure) -> None:
-        """Do nothing: the test has ended the link."""
 
 
 class RefusedNameTests(NginxCase):

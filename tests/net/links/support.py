@@ -6,10 +6,12 @@ from typing import Any
 
 from twisted.internet.address import IPv4Address
 from twisted.internet.protocol import Protocol
+from twisted.python.failure import Failure
 from twisted.test import iosim
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.keys import SecKey
+from dmsg.net.links.link import Link
 from dmsg.net.websocket.byte_stream import StreamReader
 from dmsg.net.websocket.frames import BINARY, NO_MASK, encode
 from dmsg.v2019.core.policing import Limits
@@ -19,6 +21,24 @@ REQUEST = (
     b"GET /dmsg HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
 )
+
+
+class User:
+    """User of a link that never reads nor writes."""
+
+    def link_up(self, link: Link) -> None:
+        self.link = link
+
+    def frames_received(self, buffer: bytearray, end: int) -> int:
+        return end
+
+    def link_congested(self) -> None:
+        """Do nothing: the test sends nothing."""
+
+    link_relieved = link_congested
+
+    def link_lost(self, reason: Failure) -> None:
+        """Do nothing: the test has ended the link."""
 
 
 class Carried(Protocol):

@@ -18,6 +18,7 @@ from dmsg.net.links.link import Link
 from dmsg.net.links.race import HEAD_START, CarrierMemory, CarrierRace
 from dmsg.net.links.records import RecordLink
 from dmsg.noise.xk import XKHandshake
+from tests.net.links.support import User
 
 WEBSOCKET, SECURE = Carrier("ws"), Carrier("wss", 443)
 
@@ -50,25 +51,6 @@ class Way:
     def fail(self, error: Exception) -> None:
         """Fail to connect."""
         self.tries[-1][1].errback(error)
-
-
-class User:
-    """User of a link."""
-
-    def link_up(self, link: Link) -> None:
-        self.link = link
-
-    def frames_received(self, buffer: bytearray, end: int) -> int:
-        return end
-
-    def link_congested(self) -> None:
-        """Do nothing."""
-
-    def link_relieved(self) -> None:
-        """Do nothing."""
-
-    def link_lost(self, reason: Any) -> None:
-        """Do nothing."""
 
 
 class RaceTests(SynchronousTestCase):
