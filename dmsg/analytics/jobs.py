@@ -26,7 +26,7 @@ from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.changes import days_around
 from dmsg.analytics.day_parts import PART_ROWS, part_rows
 from dmsg.analytics.event_rules import LINES_MISSING
-from dmsg.analytics.intake import convert_files
+from dmsg.analytics.intake import LeftToSpark, convert_files
 from dmsg.analytics.lake import Lake
 from dmsg.analytics.listing import (
     AS_NAMED,
@@ -39,6 +39,7 @@ from dmsg.analytics.listing import (
     unreadable,
 )
 from dmsg.analytics.new_lines import NewLines, days_to_refine, summarise, with_day_over
+from dmsg.analytics.object_stores import NO_STORES, StoreSettings
 from dmsg.analytics.parquet import Part, arrow_schema, is_of_arrow
 from dmsg.analytics.refine import Refinement
 from dmsg.analytics.runs import CLAIM_TIMEOUT, Claim, State, TablesBusy
@@ -135,6 +136,7 @@ class Pipeline:
         self._directories: DirectoriesRead | None = None
         self._quiet: dict[Path, Mapping[str, int]] = {}
         self._begun: set[str] = set()
+        self._left_to_spark = LeftToSpark()
         self._tuning = Tuning(spark, can_be_small=tune)
         self._total = len(SILVER) + len(DAILY) + len(OVERALL) + 6
 
@@ -243,14 +245,24 @@ class Pipeline:
         if not files:
             return
         number = self.lake.batch(source.name) + 1
-        parts, refused = self._convert(files, source, number)
+        is_small = sum(file.size for file in files) < SMALL_BYTES and not is_wanted(self._spark)
+        self._add_batch(files, source.name, number, self._now_ms, checked=source.checked, here=is_small)
+
+    def _add_batch(
+        self, files: list[Unread], origin: str, number: int, now_ms: int, *, checked: bool, here: bool
+    ) -> None:
+        """Write the lines of files to bronze, as one batch.
+
+        :param here: whether this process converts the files, if they and the tables are local.
+        """
+        parts, refused = self._convert(files, origin, number, now_ms, checked=checked, here=here)
         rows = None
         if refused:
             lines = self._lines("json", refused)
             if lines is not None:
-                rows = self._bronze_rows(lines, source.name, number, self._now_ms, checked=source.checked)
+                rows = self._bronze_rows(lines, origin, number, now_ms, checked=checked)
         if rows is not None or parts:
-            self.lake.add_bronze(rows, source.name, number, parts=parts)
+            self.lake.add_bronze(rows, origin, number, parts=parts)
 
     def _lines(self, kind: str, paths: list[str]) -> DataFrame | None:
         """Return the lines that Spark reads from files, as rows; None if it can open none of the files.
@@ -260,29 +272,26 @@ class Pipeline:
         reader = self.spark.read.options(**READ_OPTIONS, **AS_NAMED).format(kind)
         return open_files(reader.schema(RAW) if kind == "json" else reader, paths)
 
-    def _convert(self, files: list[Unread], source: Source, number: int) -> tuple[list[Part], list[str]]:
+    def _convert(
+        self, files: list[Unread], origin: str, number: int, now_ms: int, *, checked: bool, here: bool
+    ) -> tuple[list[Part], list[str]]:
         """Convert files to Parquet, except those that Arrow cannot read.
 
         :returns: the Parquet files, and the paths of the files that Spark has to read.
         """
         lake = self.lake
         places = [(file, local_path(file.path)) for file in files]
-        if not lake.local or any(place is None for _, place in places):
-            return [], [file.path for file in files]
-        bronze_table = lake.table("", "bronze")
-        target = Target(
-            bronze_table.uri,
-            lake.batch_directory(source.name, number),
-            source.name,
-            number,
-            self._now_ms,
-            source.checked,
-        )
+        all_local = lake.local and all(place is not None for _, place in places)
+        # The settings may contain keys, so they are sent to tasks only if the tasks need them.
+        stores = NO_STORES if all_local else StoreSettings(os.environ)
+        directory = lake.batch_directory(origin, number)
+        target = Target(lake.table("", "bronze").uri, directory, origin, number, now_ms, checked, stores)
         found = convert_files(
             lambda: self.spark,
-            [(Sealed(file.uri, str(place)), file.size) for file, place in places],
+            [(Sealed(file.uri, file.path if place is None else str(place)), file.size) for file, place in places],
             target,
-            here=sum(file.size for file in files) < SMALL_BYTES and not is_wanted(self._spark),
+            here=here and all_local,
+            left=self._left_to_spark,
         )
         refused = {one.uri for one in found.refused}
         return found.parts, [file.path for file in files if file.uri in refused]

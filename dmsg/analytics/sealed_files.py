@@ -35,6 +35,7 @@ from dmsg.analytics.event_rules import (
     NO_END,
     OLDEST_TIMESTAMP,
 )
+from dmsg.analytics.object_stores import NO_STORES, StoreError, StoreFailure, StoreReader, StoreSettings, is_remote
 from dmsg.analytics.parquet import Part, arrow_schema, write_part
 from dmsg.analytics.schemas import DAY_MS, EVENT, FAMILIES, REGISTER
 from dmsg.telemetry.schema import BUCKETS, ENVELOPE, EVENT as EVENT_TYPES, MAX_LINE, SCHEMA_VERSION
@@ -84,7 +85,7 @@ class Sealed:
     """Sealed file of a spool.
 
     :ivar uri: name of the file in bronze.
-    :ivar path: local path.
+    :ivar path: local path, or URI of a file in an object store.
     """
 
     uri: str
@@ -109,12 +110,13 @@ class Content:
 class Target:
     """Destination of the Parquet files, and values that are written to all their rows.
 
-    :ivar root: local directory of the table.
+    :ivar root: local directory of the table, or its URI in an object store.
     :ivar directory: directory of the batch, below ``root``.
     :ivar origin: name of the source.
     :ivar batch: number of the batch.
     :ivar now_ms: time of the run in ms since 1970.
     :ivar checked: whether the files may contain checked receipts.
+    :ivar stores: settings of the object stores in which the files or the table are. Local files need none.
     """
 
     root: str
@@ -123,21 +125,26 @@ class Target:
     batch: int
     now_ms: int
     checked: bool
+    stores: StoreSettings = NO_STORES
 
 
 class Refused(Exception):
     """Error: a file is not converted, so Spark reads it. The text of the error says why."""
 
 
-def convert(files: Iterable[Sealed], target: Target) -> Iterator[Part | Sealed]:
+Outcome = Part | Sealed | StoreFailure
+"""Parquet file that was written, file that was refused, or object store that could not be read."""
+
+
+def convert(files: Iterable[Sealed], target: Target) -> Iterator[Outcome]:
     """Write Parquet files from all sealed files in which every line is an event.
 
-    :returns: the Parquet files written, and the files that were refused.
+    :returns: the Parquet files written, the files that were refused, and the object stores that could not be read.
     """
-    writer = _Writer(target)
+    writer, reader = _Writer(target), StoreReader(target.stores)
     for file in files:
         try:
-            table, content = read(file.path, target.now_ms, checked=target.checked)
+            table, content = read(file.path, target.now_ms, checked=target.checked, reader=reader)
         except Refused:
             yield file
             continue
@@ -146,15 +153,20 @@ def convert(files: Iterable[Sealed], target: Target) -> Iterator[Part | Sealed]:
             yield from writer.flush()
     yield from writer.flush()
     yield from writer.register()
+    yield from reader.failures.values()
 
 
-def read(path: str, now_ms: int, *, checked: bool) -> tuple[pa.Table, Content]:
+def read(path: str, now_ms: int, *, checked: bool, reader: StoreReader | None = None) -> tuple[pa.Table, Content]:
     """Return the events of a file, and a description of the file.
 
+    :param path: as for :class:`Sealed`.
+    :param reader: reader of the files in object stores; not needed for a local file.
     :param now_ms: as for :func:`~dmsg.analytics.bronze.problem_column`.
     :raises Refused: a line is no valid event, Spark might read a line differently, or the file cannot be read.
     """
-    text, size, digest = _unpack(path)
+    text, size, digest = _unpack(
+        _read_local(path) if reader is None or not is_remote(path) else _read_remote(path, reader)
+    )
     lines = _check_text(text)
     try:
         table = _parse(text)
@@ -206,15 +218,25 @@ def _parse(text: bytes) -> pa.Table:
     raise AssertionError
 
 
-def _unpack(path: str) -> tuple[bytes, int, str]:
-    """Return the text of a file, and the size and the hash of the file."""
+def _read_local(path: str) -> bytes:
     try:
         if os.path.getsize(path) > TEXT_LIMIT:
             raise Refused("the file is too large")
         with open(path, "rb") as file:
-            packed = file.read(TEXT_LIMIT + 1)
+            return file.read(TEXT_LIMIT + 1)
     except (OSError, ValueError) as error:
         raise Refused(str(error)) from None
+
+
+def _read_remote(uri: str, reader: StoreReader) -> bytes:
+    try:
+        return reader.read(uri, TEXT_LIMIT)
+    except StoreError as error:
+        raise Refused(str(error)) from None
+
+
+def _unpack(packed: bytes) -> tuple[bytes, int, str]:
+    """Return the text of a compressed file, and the size and the hash of the file."""
     size, digest = len(packed), sha256(packed).hexdigest()
     pieces: list[bytes] = []
     left = TEXT_LIMIT
@@ -329,7 +351,11 @@ class _Writer:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._place = pafs.SubTreeFileSystem(target.root, pafs.LocalFileSystem())
+        self._place: pafs.FileSystem
+        if is_remote(target.root):
+            self._place = target.stores.file_system(target.root)
+        else:
+            self._place = pafs.SubTreeFileSystem(target.root, pafs.LocalFileSystem())
         self._parts: dict[tuple[str, int], list[pa.Table]] = {}
         self._files: list[dict[str, object]] = []
         self.held = 0
@@ -382,7 +408,8 @@ class _Writer:
         self._files = []
 
     def _write(self, table: pa.Table, family: str, day: str) -> Part:
-        os.makedirs(f"{self._target.root}/{self._target.directory}/family={family}/dt={day}", exist_ok=True)
+        if not is_remote(self._target.root):
+            os.makedirs(f"{self._target.root}/{self._target.directory}/family={family}/dt={day}", exist_ok=True)
         return write_part(self._place, table, self._target.directory, {"family": family, "dt": day})
 
 

@@ -15,6 +15,7 @@ from unittest.mock import patch
 import boto3
 from twisted.trial.unittest import SkipTest
 
+from dmsg.analytics.parquet import is_of_arrow
 from dmsg.analytics.schemas import GOLD
 from dmsg.analytics.store import Store
 from dmsg.analytics.table_queries import rows_of
@@ -24,6 +25,9 @@ PACKAGE = "org.apache.hadoop:hadoop-aws:3.5.0"
 """Spark's file system for S3, of the release of Hadoop that this release of Spark contains."""
 BUCKET = "dmsg"
 OUT = f"s3a://{BUCKET}/tables"
+IN_BUCKET = ("--spool", f"s3a://{BUCKET}/spool", "--receipts", f"s3a://{BUCKET}/checked")
+SECRET = "xyzzy-plugh-4711"
+"""Secret key of the store, a text that occurs nowhere else."""
 MOTO = "import sys; from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"
 
 
@@ -75,7 +79,7 @@ class ObjectStoreTests(ProcessCase):
             "AWS_ENDPOINT_URL": url,
             "AWS_ALLOW_HTTP": "true",
             "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_SECRET_ACCESS_KEY": SECRET,
             "AWS_REGION": "us-east-1",
         }
         changed = patch.dict(os.environ, environment)
@@ -99,10 +103,7 @@ class ObjectStoreTests(ProcessCase):
         return [*DMSG, *arguments, "--out", OUT]
 
     def run_command(self) -> list[str]:
-        return [
-            *self.command("run", "--spool", f"s3a://{BUCKET}/spool", "--receipts", f"s3a://{BUCKET}/checked"),
-            *self.spark,
-        ]
+        return [*self.command("run", *IN_BUCKET), *self.spark]
 
     def rows(self, out: str) -> dict[str, Counter[str]]:
         """Return all gold tables in a form that can be compared."""
@@ -121,10 +122,32 @@ class ObjectStoreTests(ProcessCase):
     def files(self) -> list[Path]:
         return sorted(path for path in (self.root / "sim").glob("*/*") if path.is_file())
 
-    def as_here(self) -> None:
-        """Assert that the tables in the bucket are those of a run over the same files in a directory."""
+    def parquet_files(self, table: str) -> set[str]:
+        """Return the paths of all files below a table in the bucket, without its log."""
+        start = f"tables/{table}/"
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=start)
+        names = {one["Key"].removeprefix(start) for page in pages for one in page.get("Contents", ())}
+        return {name for name in names if name.endswith(".parquet") and not name.startswith("_delta_log")}
+
+    def as_here(self, out: str = OUT) -> None:
+        """Assert that the tables are those of a run over the same files in a directory, and that Arrow has read the
+        files for both.
+        """
         analytics(*self.run_arguments(self.root / "out"))
-        expected, found = self.rows(str(self.root / "out")), self.rows(OUT)
+        expected, found = self.rows(str(self.root / "out")), self.rows(out)
+        here, there = Store(str(self.root / "out")), Store(out)
+        for store in (here, there):
+            paths = [file.path for file in store.table("", "bronze").files()]
+            self.assertTrue(all(map(is_of_arrow, paths)), paths)
+        # The names of the files differ; their sizes and hashes do not.
+        names = [
+            sorted(
+                [row[key] for key in ("file_sha256", "file_bytes", "lines", "problem")]
+                for row in store.table("silver", "files").read().to_pylist()
+            )
+            for store in (here, there)
+        ]
+        self.assertEqual(names[0], names[1])
         self.assertTrue(expected["traffic_hour"])
         for name, rows in expected.items():
             self.assertEqual(found[name], rows, name)
@@ -138,10 +161,42 @@ class ObjectStoreTests(ProcessCase):
         master = self.cluster(within)
         # Workers with the same address would read each other's files; workers on two machines cannot.
         settings = ("--conf=spark.executor.memory=900m", "--conf=spark.shuffle.readHostLocalDisk=false")
-        arguments = [*self.run_command(), "--master", master, *settings]
+        log = self.root / "log"
+        log.mkdir()
+        told = [f"--conf=spark.eventLog.{one}" for one in ("enabled=true", "compress=false", f"dir=file:{log}")]
+        arguments = [*self.run_command(), "--master", master, *settings, *told]
         done = subprocess.run(arguments, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("Spark reads", done.stderr)
         self.as_here()
+        # The workers got the key of the store, which is not in their environment, and Spark has not written it down.
+        self.assertNotIn("AWS_SECRET_ACCESS_KEY", self.environment)
+        written = b"".join(path.read_bytes() for path in log.rglob("*") if path.is_file())
+        self.assertIn(b"SparkListenerTaskEnd", written)
+        self.assertNotIn(SECRET.encode(), written)
+        self.assertNotIn(SECRET, done.stdout + done.stderr)
+        for path in self.root.rglob("*.log"):
+            self.assertNotIn(SECRET.encode(), path.read_bytes(), path)
+
+    def test_files_in_a_bucket_and_tables_in_a_directory(self) -> None:
+        self.put(self.files())
+        out = str(self.root / "tables")
+        subprocess.run([*DMSG, "run", *IN_BUCKET, "--out", out, *self.spark], check=True, timeout=TIMEOUT)
+        self.as_here(out)
+
+    def test_files_in_a_directory_and_tables_in_a_bucket(self) -> None:
+        arguments = [*map(str, self.run_arguments(Path("."))[:-1]), OUT]
+        subprocess.run([*DMSG, *arguments, *self.spark], check=True, timeout=TIMEOUT)
+        self.as_here()
+        # A task that is killed leaves a file that no log names.
+        store = Store(OUT)
+        kept = {file.path for file in store.table("", "bronze").files()}
+        left = "run==spool.7.0a/family=beat/dt=2026-03-10/arrow-1.parquet"
+        self.client.put_object(Bucket=BUCKET, Key=f"tables/bronze/{left}", Body=b"PAR1")
+        self.assertEqual(self.parquet_files("bronze"), kept | {left})
+        with store.claim() as claim:
+            store.make_room(store.state(), claim, 64, left_behind=0)
+        self.assertEqual(self.parquet_files("bronze"), kept)
 
     def test_a_bucket(self) -> None:
         files = self.files()

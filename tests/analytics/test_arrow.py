@@ -7,7 +7,15 @@ from unittest.mock import patch
 
 from tests.analytics.suites import fill, missing_package
 
-MODULES = ("arrow_files", "arrow_late_files", "arrow_copies", "arrow_lake", "arrow_earlier", "arrow_stream")
+MODULES = (
+    "arrow_files",
+    "arrow_stores",
+    "arrow_late_files",
+    "arrow_copies",
+    "arrow_lake",
+    "arrow_earlier",
+    "arrow_stream",
+)
 
 
 class ArrowSuite(unittest.TestSuite):
