@@ -33,6 +33,8 @@ from dmsg.analytics.listing import (
     DirectoriesRead,
     Source,
     Unread,
+    as_unread,
+    follow_files,
     list_local,
     list_remote,
     open_files,
@@ -66,12 +68,6 @@ READ_OPTIONS = {
     "allowSingleQuotes": "false",
     "allowNonNumericNumbers": "false",
 }
-BATCH_BYTES = 2 * 1024**3
-"""Approximate maximum number of bytes of files that one batch of a stream reads."""
-MAX_FILE_AGE = "36500d"
-"""Maximum age of a file that a stream reads, relative to the newest file that it has read. With the seven days that are
-Spark's default, a stream would never read files that were copied with their old times, and after a file whose time is
-in the future, it would not read the files of the present."""
 MAX_REREAD_FILES = 1000
 """Maximum number of files that a run reads a second time, because lines of them are missing."""
 SMALL_BYTES = 64 * 1024 * 1024
@@ -171,16 +167,7 @@ class Pipeline:
         :param lock: lock by which the streams of this process write their batches one at a time.
         :param stop: event. Once it is set, the query no longer waits for another run to finish.
         """
-        lines = (
-            self.spark.readStream.schema(RAW)
-            .options(**READ_OPTIONS)
-            .option("recursiveFileLookup", "true")
-            .option("pathGlobFilter", source.pattern)
-            .option("maxBytesPerTrigger", BATCH_BYTES)
-            .option("maxFileAge", MAX_FILE_AGE)
-            .json(source.path)
-            .withColumn("file", F.col("_metadata.file_path"))
-        )
+        files = follow_files(self.spark, source)
 
         def write(batch: DataFrame, number: int) -> None:
             # Each query needs a source name of its own, because a query with a new checkpoint numbers its batches from
@@ -197,18 +184,16 @@ class Pipeline:
                         # The batch was refined before, but Spark was killed before it had recorded the batch in its
                         # checkpoint.
                         return
-                    # A separate run may have read some of the files. The stream's checkpoint does not contain them, so
-                    # they are left out here.
-                    known = self._known_files(state).withColumnRenamed("file", "known")
-                    batch = batch.join(known, bronze.uri(F.col("file")) == F.col("known"), "left_anti")
-                    now_ms = int(datetime.now(UTC).timestamp() * 1000)
                     if not self.lake.has_batch(origin, number):
-                        rows = self._bronze_rows(batch, origin, number, now_ms, checked=source.checked)
-                        self.lake.add_bronze(rows, origin, number)
+                        # A separate run may have read some of the files. The stream's checkpoint does not contain them,
+                        # so they are left out here.
+                        files = self._drop_known(as_unread(batch.collect()), state)
+                        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+                        self._add_batch(files, origin, number, now_ms, checked=source.checked, here=False)
                     on_claim(claim)
 
         writer = (
-            lines.writeStream.foreachBatch(write)
+            files.writeStream.foreachBatch(write)
             .queryName(f"bronze-{source.name}")
             .option("checkpointLocation", f"{self.lake.root}/checkpoints/{source.name}")
         )
@@ -325,8 +310,7 @@ class Pipeline:
         self._directories = DirectoriesRead(local_path(self.lake.root), before.run)
         unread = self._drop_known(list_local(sources, self._left, self._directories), before)
         if (elsewhere := list_remote(lambda: self.spark, sources)) is not None:
-            rows = elsewhere.join(self._known_files(before), "file", "left_anti").collect()
-            unread += [Unread(row.file, row.path, row.length) for row in rows]
+            unread += as_unread(elsewhere.join(self._known_files(before), "file", "left_anti").collect())
         # The run continues even without unread files if a killed run or stream has left lines in bronze that are not
         # refined.
         if unread or self.lake.unrefined(before.batches):

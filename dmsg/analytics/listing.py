@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 
 from dmsg.analytics import bronze, functions as F
 from dmsg.analytics.atomic_write import write_atomically
@@ -27,6 +27,12 @@ DIRECTORIES_LIMIT = 200_000
 """Maximum number of directories of a source in the file :data:`DIRECTORIES`."""
 FULL_LISTING = 86_400
 """Seconds after which all directories are listed again."""
+BATCH_BYTES = 2 * 1024**3
+"""Approximate maximum number of bytes of files that one batch of a stream reads."""
+MAX_FILE_AGE = "36500d"
+"""Maximum age of a file that a stream reads, relative to the newest file that it has read. With the seven days that are
+Spark's default, a stream would never read files that were copied with their old times, and after a file whose time is
+in the future, it would not read the files of the present."""
 AS_NAMED = {"__globPaths__": "false", "recursiveFileLookup": "true"}
 """Options with which Spark's reader treats names literally: not as glob patterns, nor as partition directories. The
 option ``__globPaths__`` is internal, because Spark has no public one. Spark's own streams use it for the same purpose.
@@ -106,16 +112,37 @@ def list_remote(spark: Callable[[], SparkSession], sources: Iterable[Source]) ->
     listing = None
     for source in sources:
         if local_path(source.path) is None:
-            files = (
-                spark()
-                .read.format("binaryFile")
-                .option("pathGlobFilter", source.pattern)
-                .options(**AS_NAMED)
-                .load(source.path)
-                .select(bronze.uri(F.col("_metadata.file_path")).alias("file"), "path", "length")
-            )
+            reader = spark().read.format("binaryFile").option("pathGlobFilter", source.pattern).options(**AS_NAMED)
+            files = _names(reader.load(source.path))
             listing = files if listing is None else listing.unionByName(files)
     return listing
+
+
+def follow_files(spark: SparkSession, source: Source) -> DataFrame:
+    """Return the files of a source, and those that are added later, as a streaming DataFrame. Its columns are those of
+    :func:`list_remote`. Spark's file source divides the files into batches, and notes in its checkpoint which files
+    were in a batch.
+    """
+    reader = (
+        spark.readStream.format("binaryFile")
+        .schema("path string, modificationTime timestamp, length long, content binary")
+        .option("pathGlobFilter", source.pattern)
+        .option("recursiveFileLookup", "true")
+        .option("ignoreMissingFiles", "true")
+        .option("maxBytesPerTrigger", BATCH_BYTES)
+        .option("maxFileAge", MAX_FILE_AGE)
+    )
+    return _names(reader.load(source.path))
+
+
+def _names(files: DataFrame) -> DataFrame:
+    """Return the names and lengths of files. Spark reads no content, because the column ``content`` is not selected."""
+    return files.select(bronze.uri(F.col("_metadata.file_path")).alias("file"), "path", "length")
+
+
+def as_unread(rows: Iterable[Row]) -> list[Unread]:
+    """Return the files in rows of :func:`list_remote` or :func:`follow_files`."""
+    return [Unread(row.file, row.path, row.length) for row in rows]
 
 
 def unreadable(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -197,6 +198,27 @@ class ObjectStoreTests(ProcessCase):
         with store.claim() as claim:
             store.make_room(store.state(), claim, 64, left_behind=0)
         self.assertEqual(self.parquet_files("bronze"), kept)
+
+    def test_a_stream_over_a_bucket(self) -> None:
+        said = analytics(*self.run_arguments(self.root / "out")).stdout
+        left = int(said.split(": ")[1].split()[0].replace(",", ""))
+        files = self.files()
+        self.put(files[::2])
+        command = [*self.command("stream", *IN_BUCKET, "--every", "2"), *self.spark]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, bufsize=1)
+        assert process.stdout is not None
+        self.addCleanup(process.stdout.close)
+        self.addCleanup(process.kill)
+        later = files[1::2]
+        while left > 0:
+            line = process.stdout.readline()
+            self.assertTrue(line, "the stream ended")
+            left -= int(line.split(": ")[1].split()[0].replace(",", "")) if " events" in line else 0
+            self.put(later)
+            later = []
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(TIMEOUT), 0)
+        self.as_here()
 
     def test_a_bucket(self) -> None:
         files = self.files()

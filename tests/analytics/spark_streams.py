@@ -9,14 +9,19 @@ from pathlib import Path
 from threading import Event, Lock, Thread, current_thread
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from py4j.protocol import Py4JNetworkError
 from twisted.trial.unittest import SynchronousTestCase
 
-from dmsg.analytics import main
-from dmsg.analytics.jobs import RunOutcome
+from dmsg.analytics import jobs, main
+from dmsg.analytics.intake import convert_files
+from dmsg.analytics.jobs import Pipeline, RunOutcome
 from dmsg.analytics.lake_error import LakeError
+from dmsg.analytics.listing import spool_source
 from dmsg.analytics.main import MAX_CHECKS, MAX_SET_BACK, TriggerClock
+from dmsg.analytics.schemas import REGISTER
+from dmsg.analytics.session import SparkOnDemand
 from dmsg.cli.pipeline.commands import ends_with_java
 from tests.analytics.support import DAY, S1, Boot, LakeCase, spark, write_file
 
@@ -155,6 +160,75 @@ class StreamTests(LakeCase):
         thread.join(TIMEOUT)
         self.assertFalse(thread.is_alive())
         self.assertEqual(self.run_jobs().events, 0, "the stream has read the file")
+
+
+class SameRowsTests(LakeCase):
+    """Rows of a stream beside those of a run."""
+
+    def rows(self, out: Path) -> tuple[list[Any], list[Any]]:
+        """Return the rows of bronze, and those of the table ``files``."""
+        lake = self.pipeline(out).lake
+        bronze = lake.bronze().where(f"family <> '{REGISTER}'").drop("origin", "batch", "file_bytes", "file_sha256")
+        files = lake.stored("silver", "files", lake.state()).to_pylist()
+        return (
+            sorted(map(str, bronze.collect())),
+            sorted((row["file"], row["lines"], row["problem"], row["file_bytes"], row["file_sha256"]) for row in files),
+        )
+
+    def test_a_stream_and_a_run_store_the_same(self) -> None:
+        """Arrow reads all files with events only, and Spark the others."""
+        boot = Boot(S1, "boot-1")
+        boot.event("start", DAY, "08:00:00", capacity=5)
+        boot.beats(DAY, "08:00:30", 10, sessions=1, transports=0, capacity=5)
+        for name in ("sp ace", "p%41", "new\nline", "\u00fc\u20ac", "b\\s", "br[1]{2}", "st*r"):
+            write_file(self.spool / name / "events-1.jsonl.gz", boot.rows[:2])
+        write_file(self.spool / "events-2.jsonl.gz", boot.rows[2:4], end=False)
+        write_file(self.spool / "events-3.jsonl.gz", boot.rows[4:6], garbage=[b"hello", b"", b"[]"])
+        write_file(self.spool / "events-4.jsonl.gz", [*boot.rows[6:8], {"v": 3}])
+        write_file(self.spool / "events-5.jsonl.gz", boot.rows[8:])
+        torn = self.spool / "events-5.jsonl.gz"
+        torn.write_bytes(torn.read_bytes()[:-20])
+        (self.spool / "events-6.jsonl.gz").write_bytes(b"no gzip")
+        (self.spool / "events-7.jsonl.gz").write_bytes(b"")
+        write_file(self.spool / "other-8.jsonl.gz", boot.rows)
+        vanishing = self.spool / "events-9.jsonl.gz"
+        write_file(vanishing, boot.rows)
+        converted: list[tuple[bool, int]] = []
+
+        def convert(*arguments: Any, **options: Any) -> Any:
+            vanishing.unlink(missing_ok=True)
+            found = convert_files(*arguments, **options)
+            converted.append((options["here"], len(found.refused)))
+            return found
+
+        pipeline = Pipeline(spark(), str(self.out))
+        with patch.object(jobs, "convert_files", convert):
+            query = pipeline.follow(
+                spool_source(str(self.spool)),
+                "1 second",
+                lambda claim: pipeline.refine(pipeline.lake.state(), claim, []),
+                Lock(),
+                Event(),
+            )
+            self.addCleanup(query.stop)
+            query.processAllAvailable()
+        # Tasks of Spark convert the files. Spark's reader gets the four files with other lines or damage, and the one
+        # that is gone. The batch does not contain the empty one.
+        self.assertEqual(converted, [(False, 5)])
+        other = self.root / "other"
+        Pipeline(SparkOnDemand(spark), str(other)).run([spool_source(str(self.spool))])
+        streamed, expected = self.rows(self.out), self.rows(other)
+        self.assertEqual(streamed[0], expected[0])
+        # Only a run records files in which nothing can be read.
+        unusable = [row for row in expected[1] if row[1] == 0]
+        self.assertEqual([row[0][-17:] for row in unusable], ["events-6.jsonl.gz", "events-7.jsonl.gz"])
+        self.assertEqual(streamed[1], [row for row in expected[1] if row not in unusable])
+        # A run reads what is new only, and the stream's next batch has none of it.
+        write_file(self.spool / "events-10.jsonl.gz", boot.rows[:1])
+        run = Pipeline(SparkOnDemand(spark), str(self.out)).run([spool_source(str(self.spool))])
+        self.assertEqual(run.events, 2)
+        query.processAllAvailable()
+        self.assertEqual(len(self.rows(self.out)[0]), len(streamed[0]) + 2)
 
 
 class Query:
