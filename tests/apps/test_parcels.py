@@ -427,6 +427,32 @@ class ResumeTests(ParcelCase):
         self.assertEqual((self.there / "a").read_bytes(), b"b" * 1_500_000)
 
     @asynchronous
+    async def test_the_beginning_of_an_unfinished_file_cannot_be_guessed(self) -> None:
+        """A sender that offers shorter files gets no hashes of the beginnings of what another sender has left."""
+        part = self.there / part_name("a")
+        part.write_bytes(b"the words of another sender")
+        for size in (1, 2, 26, 27, 28):
+            receiver, said = ParcelReceiver(Destination(self.there), yes), StringTransport()
+            answered: Deferred[None] = Deferred()
+
+            def write(data: bytes, said: StringTransport = said, answered: Deferred[None] = answered) -> None:
+                said.io.write(data)
+                if b"whole" in data:
+                    answered.callback(None)
+
+            said.write = write  # type: ignore[method-assign]
+            receiver.makeConnection(said)
+            thing = {"name": "a", "kind": "f", "size": size, "files": 1, "directories": 0}
+            receiver.dataReceived(encode(offer="files", things=[thing], size=size, files=1))
+            receiver.dataReceived(encode(entries=[["a", "f", size, 0o644, 1]]) + encode(whole=True))
+            await answered
+            self.assertEqual(b'"have"' in said.value(), size >= 27, size)
+            receiver.connectionLost()
+            with self.assertRaises(TransferError):
+                await receiver.done
+            self.assertEqual(part.read_bytes(), b"the words of another sender")
+
+    @asynchronous
     async def test_another_tree_with_the_same_name_is_not_resumed(self) -> None:
         """Entries of the first tree alone do not appear in the second; a directory may have become a file."""
         first = planted(self.here)

@@ -346,7 +346,7 @@ OF_CODES: dict[str, tuple[str, Sequence[Change]]] = {
         _DESTINATION,
         [
             (
-                "return 0 if is_directory else min(status.st_size, entry.size)",
+                "return 0 if is_directory or status.st_size > entry.size else status.st_size",
                 "return 0 if is_directory else status.st_size",
             )
         ],

@@ -190,7 +190,9 @@ class Destination:
                     status = os.fstat(descriptor)
                     if make_private(descriptor) and (is_directory or _is_lone_file(status)):
                         self._remember(entry, status)
-                        return 0 if is_directory else min(status.st_size, entry.size)
+                        # The sender gets the hash of these bytes.  With hashes of beginnings of any length, a peer
+                        # could find out the content of another peer's unfinished file, byte by byte.
+                        return 0 if is_directory or status.st_size > entry.size else status.st_size
                 finally:
                     os.close(descriptor)
             yield take_away(name, at)
