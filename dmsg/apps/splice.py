@@ -8,12 +8,21 @@ clean end.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable
+from typing import cast
 
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.error import ConnectionDone, ConnectionLost
-from twisted.internet.interfaces import IAddress, IHalfCloseableProtocol, IProtocol, IProtocolFactory, IPushProducer
+from twisted.internet.interfaces import (
+    IAddress,
+    IHalfCloseableProtocol,
+    IProtocol,
+    IProtocolFactory,
+    IPushProducer,
+    IReactorTime,
+)
 from twisted.internet.protocol import Factory, Protocol
 from twisted.internet.tcp import Connection
 from twisted.logger import Logger
@@ -34,6 +43,10 @@ that has many connections loses one to a peer that has few; otherwise further co
 """
 PROTECTED_DIVISOR = 64
 """Divisor of the maximum number of pairs.  The quotient is the number of pairs that a peer never loses to another."""
+LEFT_AFTER = 30.0
+"""Seconds without a transport after which a connection of one peer makes room for another peer.  Otherwise a stranger
+with many connections could end all those of peers whose server has just died.
+"""
 
 _log = Logger()
 
@@ -180,6 +193,20 @@ def _owner_of(addr: IAddress | None) -> Hashable:
     return addr.public_key if isinstance(addr, DmsgAddress) else getattr(addr, "host", None)
 
 
+def _most_useless(halves: list[SplicedConnection], since: float = math.inf) -> SplicedConnection | None:
+    """Return the connection that is probably of least use; None if all of them may be in use.
+
+    The first choice is a stream that has ended but is not read to its end.  The second choice is the stream that has
+    been without a transport for the longest time; such a stream may still be resumed.
+
+    :param since: time; a stream that has lost its transport later is not returned.
+    """
+    ended = next((half for half in halves if getattr(half.transport, "has_ended", False)), None)
+    away = [(at, half) for half in halves if (at := getattr(half.transport, "away_since", None)) is not None]
+    at, longest = min(away, key=lambda one: one[0], default=(math.inf, None))
+    return ended or (longest if at <= since else None)
+
+
 class SpliceFactory(Factory):
     """Factory that opens a second connection for each incoming one, and splices the two.
 
@@ -188,6 +215,7 @@ class SpliceFactory(Factory):
     :param is_allowed: function that returns whether an address may connect.
     :param on_failed: callback invoked when the second connection cannot be opened.
     :param max_pairs: maximum number of pairs; None for the result of :func:`max_splices`.
+    :param seconds: function that returns the time of the reactor; None for that of the global reactor.
     """
 
     noisy = False
@@ -199,7 +227,13 @@ class SpliceFactory(Factory):
         is_allowed: Callable[[IAddress], bool] = lambda address: True,
         on_failed: Callable[[Failure], None] = lambda failure: None,
         max_pairs: int | None = None,
+        seconds: Callable[[], float] | None = None,
     ) -> None:
+        if seconds is None:
+            from twisted.internet import reactor
+
+            seconds = cast("IReactorTime", reactor).seconds
+        self._seconds = seconds
         self._connect = connect
         self.admits = self._allowed = is_allowed
         self._on_failed = on_failed
@@ -237,25 +271,23 @@ class SpliceFactory(Factory):
     def _make_room(self, newcomer: Hashable) -> bool:
         """Make room for a new connection by aborting another one.
 
-        The first choice is a stream that has ended but is not read to its end.  The second choice is the stream that
-        has been without a transport for the longest time; such a stream may still be resumed.  The third choice is the
-        newest connection of the owner that :meth:`Seniority.pick_loser` returns.
+        :meth:`Seniority.pick_loser` says which owner loses one of its connections.  If it names none, the newcomer
+        loses one of its own that is useless, or at last another owner one that seems to be left.
 
         :param newcomer: owner of the new connection.
         :returns: whether a connection was aborted.
         """
-        ended = next((half for half in self._halves if getattr(half.transport, "has_ended", False)), None)
-        away = [half for half in self._halves if getattr(half.transport, "away_since", None) is not None]
-        if ended is not None:
-            leaves = ended
-        elif away:
-            leaves = min(away, key=lambda half: half.transport.away_since)  # type: ignore[union-attr]
+        counts, protected = Counter(self._halves.values()), self._max // PROTECTED_DIVISOR
+        loser = self._seniority.pick_loser(counts, newcomer, protected)
+        if loser is not None:
+            of_loser = [half for half, owner in self._halves.items() if owner == loser]
+            leaves = _most_useless(of_loser) or of_loser[-1]
         else:
-            counts, protected = Counter(self._halves.values()), self._max // PROTECTED_DIVISOR
-            loser = self._seniority.pick_loser(counts, newcomer, protected)
-            if loser is None:
+            own = [half for half, owner in self._halves.items() if owner == newcomer]
+            useless = _most_useless(own) or _most_useless(list(self._halves), self._seconds() - LEFT_AFTER)
+            if useless is None:
                 return False
-            leaves = next(half for half, owner in reversed(self._halves.items()) if owner == loser)
+            leaves = useless
         self._halves.pop(leaves, None)
         transport_of(leaves).abortConnection()
         return True
