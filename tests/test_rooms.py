@@ -22,7 +22,7 @@ SCENARIOS = {
     "analytics": "arrow spark",
     "blocking": "waiting_streams",
     "cli": "commands interrupted json offered process_behaviour start tools untrusted_names",
-    "cli/files": "full_disk planted",
+    "cli/files": "full_disk planted stranger_lines",
     "clients": "addresses expect pauses stopped",
     "collector": "exchange processes",
     "discovery/entries": "deletions",

@@ -156,6 +156,9 @@ class CopyPeer(Protocol):
             raise TransferError(f"the offer has {offer.size} bytes, and the limit is {self._max_size}")
         parent = self._path
         self._path /= offer.things[0][0]
+        if self._intake is not None:
+            # The claim may end another connection to the file, so a refusal has to come first.
+            self._intake.check_sender(parent, offer.things, self._peer_key())
         self._claim(self._path)
         if self._intake is not None:
             self._reservation = self._intake.reserve(parent, offer.things, self._peer_key())

@@ -5,7 +5,8 @@ are small enough one by one.
 
 Strangers, whose keys are not in the address book, together get only a part of each limit.  A stranger can create any
 number of keys, so a share for each key would not help.  The rest is a reserve for known peers.  When an offer does not
-fit, unfinished files of strangers make room for it.
+fit, unfinished files of strangers make room for it.  A stranger cannot continue an unfinished file of a known peer,
+because the stranger could replace its data, and would learn its hash.
 
 Only what peers leave while the command runs is counted and removed.  Other unfinished files in the directory may be
 those of this user.
@@ -13,6 +14,7 @@ those of this user.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
@@ -26,9 +28,10 @@ from twisted.internet.interfaces import IReactorTime
 from twisted.internet.task import LoopingCall
 from twisted.python.failure import Failure
 
-from dmsg.apps.partial_files import part_name, size_of_part, sweep_parts
+from dmsg.apps.partial_files import PartUse, measure_part, part_name, sweep_parts
 from dmsg.apps.transfer import TransferError
 from dmsg.base.log_throttle import LogThrottle
+from dmsg.base.printable import shorten
 from dmsg.base.units import human_size
 from dmsg.keys import PubKey
 from dmsg.net.threads import in_thread
@@ -36,8 +39,8 @@ from dmsg.net.threads import in_thread
 INTAKE_LIMIT = 10_000_000_000
 """Default maximum bytes that peers may leave in a directory if anyone may send."""
 ENTRY_COST = 4096
-"""Bytes that each file and directory counts in addition to its content. Otherwise many empty files would use up the
-disk.
+"""Bytes that each file, directory and text counts in addition to its content. Otherwise many empty files would use up
+the disk.
 """
 PARTS_LIMIT = 10_000
 """Maximum number of unfinished files and directories that peers may leave."""
@@ -51,15 +54,22 @@ SWEEP_INTERVAL = 3600.0
 """Seconds between two searches for unfinished files that are too old."""
 
 
-class IntakeFull(TransferError):
-    """Error: an offer is refused, because peers have left too much.
+class OfferRefused(TransferError):
+    """Error: an offer is refused because of what peers have left.
 
-    :ivar limit: name of the limit that the offer exceeds, ``bytes`` or ``parts``.
+    :ivar kind: kind of the reason; messages of one kind are printed seldom.
     """
 
-    def __init__(self, text: str, limit: str) -> None:
+    def __init__(self, text: str, kind: str) -> None:
         super().__init__(text)
-        self.limit = limit
+        self.kind = kind
+
+
+class IntakeFull(OfferRefused):
+    """Error: an offer is refused, because peers have left too much.
+
+    :ivar kind: name of the limit that the offer exceeds, ``bytes`` or ``parts``.
+    """
 
 
 @dataclass(eq=False)
@@ -123,7 +133,7 @@ class Intake:
         self._left: dict[Path, _Unfinished] = {}
         """Unfinished files for which no transfer is running, by path."""
         self._held: dict[Path, Reservation] = {}
-        """Reservation of the last transfer to each partial file that has not been settled."""
+        """Reservation of the transfer that writes each partial file, or has written it and is not settled."""
         self._lines = LogThrottle(reactor.seconds)
         self._loop = LoopingCall(self._sweep)
         self._loop.clock = reactor
@@ -144,8 +154,10 @@ class Intake:
         :param things: items of the offer; see :class:`~dmsg.apps.parcels.offers.Offer`.
         :param sender: key of the sender; None if it has none.
         :raises IntakeFull: the offer is more than what is left of the limit.
+        :raises OfferRefused: see :meth:`check_sender`.
         """
-        is_known = sender is not None and self._is_known(sender)
+        self.check_sender(parent, things, sender)
+        is_known = self._knows(sender)
         parts = tuple(parent / part_name(name) for name, *_ in things)
         entries = sum(files + directories for _, _, _, files, directories in things)
         size = sum(size for _, _, size, _, _ in things) + ENTRY_COST * entries
@@ -160,8 +172,39 @@ class Intake:
         self._count(cost, is_known=is_known)
         replaced = sum(_size_of_file(parent / name) for name, *_ in things)
         reservation = Reservation(cost, entries, parts, replaced, is_known)
-        self._held.update(dict.fromkeys(parts, reservation))
+        for part in parts:
+            # A transfer that is still running keeps the file, and this one is about to be refused.
+            if part not in self._held or self._held[part].is_over:
+                self._held[part] = reservation
         return reservation
+
+    def check_sender(self, parent: Path, things: list[tuple[str, str, int, int, int]], sender: PubKey | None) -> None:
+        """Check that a stranger does not continue an unfinished file of a known peer.
+
+        The parameters are those of :meth:`reserve`.
+
+        :raises OfferRefused: the stranger has offered such a file.
+        """
+        if self._knows(sender):
+            return
+        for name, *_ in things:
+            part = parent / part_name(name)
+            if (part in self._held or part in self._left) and self._is_known_peers(part):
+                raise OfferRefused(f"{name} is unfinished here, and a known peer has sent it: use another name", "name")
+
+    def add_text(self, text: str, sender: PubKey | None) -> None:
+        """Count a text, which the command prints.  Its output may be a file.
+
+        :raises IntakeFull: the text is more than what is left of the limit.
+        """
+        is_known = self._knows(sender)
+        # No form in which the command prints the text is much longer than that of JSON.
+        cost = ENTRY_COST + len(json.dumps(text))
+        self._make_room(cost, (), is_known=is_known)
+        self._count(cost, is_known=is_known)
+
+    def _knows(self, sender: PubKey | None) -> bool:
+        return sender is not None and self._is_known(sender)
 
     def _make_room(self, cost: int, parts: tuple[Path, ...], *, is_known: bool) -> None:
         """Check that an offer fits, and remove unfinished files of strangers as far as needed, the oldest first.
@@ -220,10 +263,10 @@ class Intake:
         for part in freed:
             self._forget_left(part)
 
-        def note(sizes: dict[Path, int]) -> None:
+        def note(exist: dict[Path, bool]) -> None:
             # A file that another program is continuing was not removed, so it counts again.
             for part, unfinished in freed.items():
-                if sizes.get(part, unfinished.size) and part not in self._held:
+                if exist.get(part, True) and part not in self._held:
                     self._note_left(part, unfinished)
 
         before = self._wall_clock() - CONTINUE_TIME
@@ -241,7 +284,7 @@ class Intake:
         """
         reservation.is_over = True
         if transferred is None:
-            measured = in_thread(self._reactor, lambda: {part: size_of_part(part) for part in reservation.parts})
+            measured = in_thread(self._reactor, lambda: {part: measure_part(part) for part in reservation.parts})
             return measured.addBoth(self._settle_failed, reservation)
         kept = min(reservation.cost, transferred + ENTRY_COST * reservation.entries)
         self._count(max(0, kept - reservation.replaced) - reservation.cost, is_known=reservation.is_known)
@@ -251,13 +294,13 @@ class Intake:
             self._release(part, reservation)
         return succeed(None)
 
-    def _settle_failed(self, sizes: dict[Path, int] | Failure, reservation: Reservation) -> None:
+    def _settle_failed(self, used: dict[Path, PartUse] | Failure, reservation: Reservation) -> None:
         self._count(-reservation.cost, is_known=reservation.is_known)
         now = self._reactor.seconds()
         for part in reservation.parts:
             # A partial file counts only once if another transfer has continued it meanwhile.
-            if self._release(part, reservation) and not isinstance(sizes, Failure):
-                size = sizes[part] + ENTRY_COST if sizes[part] else 0
+            if self._release(part, reservation) and not isinstance(used, Failure):
+                size = used[part].size + ENTRY_COST * used[part].entries
                 self._note_left(part, _Unfinished(size, reservation.is_known, now))
 
     def _release(self, part: Path, reservation: Reservation) -> bool:
@@ -285,18 +328,18 @@ class Intake:
             self._left[part] = unfinished
             self._count(unfinished.size, is_known=unfinished.is_known)
 
-    def refusal_line(self, error: IntakeFull, peer: str) -> str | None:
+    def refusal_line(self, error: OfferRefused, peer: str) -> str | None:
         """Return the line about a refused offer for the user; None if it was printed a short time ago.
 
         A line also tells how many offers were refused for the same reason since the last one.
         """
-        more = self._lines.suffix(error.limit)
-        return None if more is None else f"an offer of {peer} is refused: {error}{more}"
+        more = self._lines.suffix(error.kind)
+        return None if more is None else f"an offer of {peer} is refused: {shorten(str(error))}{more}"
 
     def _sweep(self) -> Deferred[None]:
-        def note(sizes: dict[Path, int]) -> None:
-            for part, size in sizes.items():
-                if part in self._left and not size:
+        def note(exist: dict[Path, bool]) -> None:
+            for part, exists in exist.items():
+                if not exists:
                     self._forget_left(part)
 
         before = self._wall_clock() - PART_LIFETIME

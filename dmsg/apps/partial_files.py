@@ -15,6 +15,7 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from twisted.internet.defer import Deferred
 from twisted.internet.threads import deferToThread
@@ -157,71 +158,80 @@ def _take_away_empty(part: str, at: int) -> None:
         os.unlink(part, dir_fd=at)
 
 
-def size_of_part(path: Path) -> int:
-    """Return the number of bytes in a partial file, or in all files of a partial directory; 0 if it is absent."""
-    return _measure(path)[0]
+class PartUse(NamedTuple):
+    """Space that a partial file or directory uses.
+
+    :ivar size: bytes of all its files.
+    :ivar entries: number of files, directories and links; 0 if it is absent.
+    :ivar changed: time of the last change of any of them, in seconds of the system's clock.
+    """
+
+    size: int
+    entries: int
+    changed: float
 
 
-def _measure(path: Path) -> tuple[int, float]:
-    """Return the bytes of a partial file or directory, and the time of its last change."""
-    size, changed = 0, 0.0
+def measure_part(path: Path) -> PartUse:
+    """Return the space that a partial file or directory uses.  Blocks while it reads a directory."""
+    size, entries, changed = 0, 0, 0.0
+
+    def add(one: str | Path) -> None:
+        nonlocal size, entries, changed
+        with suppress(OSError):
+            status = os.lstat(one)
+            size += 0 if stat.S_ISDIR(status.st_mode) else status.st_size
+            entries += 1
+            changed = max(changed, status.st_mtime)
+
+    add(path)
     for directory, names, files in os.walk(path):
         for name in (*names, *files):
-            with suppress(OSError):
-                status = os.lstat(os.path.join(directory, name))
-                size += status.st_size
-                changed = max(changed, status.st_mtime)
-    with suppress(OSError):
-        status = os.lstat(path)
-        changed = max(changed, status.st_mtime)
-        if not stat.S_ISDIR(status.st_mode) or size or os.listdir(path):
-            size += status.st_size
-    return size, changed
+            add(os.path.join(directory, name))
+    return PartUse(size, entries, changed)
 
 
-def sweep_parts(paths: Iterable[Path], before: float) -> dict[Path, int]:
+def sweep_parts(paths: Iterable[Path], before: float) -> dict[Path, bool]:
     """Remove those of some partial files that nobody has continued for long.  Blocks.
 
     A partial file that a transfer is writing, or that belongs to another user, is left alone and not returned.
 
     :param before: time of the system's clock in seconds; a partial file whose last change is older is removed.
-    :returns: bytes of each partial file, by path; 0 if the file was removed or is absent.
+    :returns: whether each partial file still exists, by path.
     """
-    sizes: dict[Path, int] = {}
+    exist: dict[Path, bool] = {}
     for path in paced(paths):
-        size = _sweep_part(path.parent, path.name, before)
-        if size or not os.path.lexists(path):
-            sizes[path] = size
-    return sizes
+        stays = _sweep_part(path.parent, path.name, before)
+        if stays or not os.path.lexists(path):
+            exist[path] = stays
+    return exist
 
 
-def _sweep_part(directory: Path, name: str, before: float) -> int:
+def _sweep_part(directory: Path, name: str, before: float) -> bool:
     """Remove a partial file if it is old.
 
-    :returns: number of its bytes; 0 if it was removed, is being written, or cannot be used.
+    :returns: whether it stays because it is not old; False also if it is being written, or cannot be used.
     """
     try:
         at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
-        return 0
+        return False
     try:
         descriptor = open_ours(name, at, name)
     except OSError:
         os.close(at)
-        return 0
+        return False
     try:
         if not lock_if_can(descriptor) or not is_at(descriptor, name, at):
-            return 0
-        size, changed = _measure(directory / name)
-        if changed >= before:
-            return size
+            return False
+        if measure_part(directory / name).changed >= before:
+            return True
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):
             shutil.rmtree(name, dir_fd=at)
         else:
             os.unlink(name, dir_fd=at)
-        return 0
+        return False
     except OSError:
-        return 0
+        return False
     finally:
         os.close(descriptor)
         os.close(at)

@@ -73,6 +73,12 @@ class Access:
 
         return self.keys is None or (isinstance(address, DmsgAddress) and address.public_key in self.keys)
 
+    def is_known(self, key: PubKey) -> bool:
+        """Whether the user has named a peer, by ``--allow`` or in the address book.  Any other peer is a stranger."""
+        from dmsg.clients.address_book import AddressBook
+
+        return self.keys is not None or AddressBook().has_key(key)
+
     @property
     def fields(self) -> dict[str, object]:
         """Fields for the JSON output that say which peers may connect."""

@@ -40,6 +40,8 @@ EXIT_INTERRUPTED = 130
 """Exit status after SIGINT: 128 plus the number of the signal."""
 EXIT_PIPE = 141
 """Exit status after SIGPIPE: 128 plus the number of the signal."""
+INDENT = "  "
+"""Start of further lines of a text of a peer."""
 _COMMAND = re.compile(r"(?<=.{6}: )dmsg( [^ ;:]+){1,5}$")
 """Regular expression for a command at the end of a message, such as "start it with: dmsg up".  No line is broken within
 the command.  Longer texts are taken for sentences."""
@@ -159,6 +161,22 @@ def _wrap_line(line: str, width: int, indent: str) -> str:
     further = line[: len(line) - len(line.lstrip(" "))] + indent
     wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False, subsequent_indent=further)
     return wrapper.fill(line).replace(_NO_BREAK, " ")
+
+
+def indent_text(text: str, width: int) -> str:
+    """Return a text of a peer with all lines but the first indented.
+
+    Otherwise the peer could write lines that look like messages of the command, or like texts of other peers.
+
+    :param width: number of columns; the terminal itself must break no line, because it would not indent the rest.
+    """
+    lines = printable(text, "\n\t").expandtabs().split("\n")
+    if width < UNLIMITED_WIDTH:
+        from rich.cells import chop_cells
+
+        # Characters of other scripts have two columns, and a word may be longer than a line.
+        lines = [one for line in lines for one in chop_cells(line, max(1, width - len(INDENT))) or [""]]
+    return f"\n{INDENT}".join(lines)
 
 
 def mark_output_failed(error: Exception, *, err: bool) -> None:

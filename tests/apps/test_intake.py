@@ -10,7 +10,7 @@ from twisted.internet.testing import StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from dmsg.apps import intake as module
-from dmsg.apps.copy_listener import CopyPeer
+from dmsg.apps.copy_listener import LEFT_AFTER, CopyPeer
 from dmsg.apps.intake import (
     CONTINUE_TIME,
     ENTRY_COST,
@@ -18,6 +18,7 @@ from dmsg.apps.intake import (
     SWEEP_INTERVAL,
     Intake,
     IntakeFull,
+    OfferRefused,
     Reservation,
     intake_of,
 )
@@ -26,6 +27,7 @@ from dmsg.apps.parcels.wire import encode
 from dmsg.apps.partial_files import hold_part, part_name, part_of
 from dmsg.filelock import lock_if_can
 from dmsg.keys import PubKey, SecKey
+from dmsg.net.streams.address import DmsgAddress
 
 NOW = 1_800_000_000.0
 """Time of the system's clock."""
@@ -125,6 +127,51 @@ class LimitTests(IntakeCase):
         intake.settle(busy, None)
         intake.settle(first, None)
         self.assertEqual(intake.total, 30_000 + ENTRY_COST)
+
+    def test_a_refused_second_sender_adds_no_bytes(self) -> None:
+        intake = self.intake()
+        first = self.reserve(intake, file("film", 40_000))
+        self.left("film", 30_000)
+        busy = self.reserve(intake, file("film", 40_000))
+        self.successResultOf(intake.settle(busy, None))
+        self.successResultOf(intake.settle(first, 40_000))
+        self.assertEqual((intake.total, intake.of_strangers), (40_000 + ENTRY_COST, 0))
+        self.reserve(intake, file("other", 50_000))
+
+    def test_each_file_of_a_failed_transfer_counts(self) -> None:
+        """Otherwise a stranger could use up all inodes of the disk, with directories of empty files."""
+        intake = self.intake()
+        reservation = self.reserve(intake, ("tree", DIRECTORY, 0, 20, 2))
+        below = self.root / part_name("tree") / "below"
+        below.mkdir(parents=True)
+        for number in range(20):
+            (below / str(number)).touch()
+        self.successResultOf(intake.settle(reservation, None))
+        self.assertEqual(intake.total, 22 * ENTRY_COST)
+        self.assertRaises(IntakeFull, self.reserve, intake, file("other", 10_000))
+
+    def test_an_empty_file_of_a_failed_transfer_counts(self) -> None:
+        intake = self.intake()
+        reservation = self.reserve(intake, *(file(str(number), 0) for number in range(3)))
+        self.left("2", 0)
+        self.successResultOf(intake.settle(reservation, None))
+        self.assertEqual(intake.total, ENTRY_COST)
+
+    def test_texts_count(self) -> None:
+        """What strangers write to the log of a listener is on the disk, too."""
+        intake = self.intake()
+        for _ in range(2):
+            intake.add_text("x" * 15_000, STRANGER)
+        error = self.assertRaises(IntakeFull, intake.add_text, "x" * 15_000, STRANGER)
+        self.assertIn("all peers together that are not in its address book", str(error))
+        self.assertGreaterEqual(intake.of_strangers, 2 * (15_000 + ENTRY_COST))
+        intake.add_text("x" * 15_000, KNOWN)
+        self.assertRaises(IntakeFull, self.reserve, intake, file("film", 60_000))
+
+    def test_a_text_counts_what_a_log_of_json_needs(self) -> None:
+        intake = self.intake(1_000_000)
+        intake.add_text("\0" * 15_000, STRANGER)
+        self.assertGreaterEqual(intake.total, 6 * 15_000)
 
     def test_a_replaced_file_does_not_count_twice(self) -> None:
         intake = self.intake(200_000)
@@ -246,6 +293,43 @@ class StrangersTests(IntakeCase):
         self.reserve(intake, file("c", 1), sender=STRANGER)
         self.reserve(intake, file("m", 1))
         self.assertEqual(os.listdir(self.root), [])
+
+    def test_strangers_do_not_take_over_files_of_known_peers(self) -> None:
+        """They would replace the data that has arrived, and learn its hash."""
+        intake = self.intake(200_000)
+        self.interrupt(intake, "film", 30_000)
+        error = self.assertRaises(OfferRefused, self.reserve, intake, file("film", 10), sender=STRANGER)
+        self.assertIn("film is unfinished here, and a known peer has sent it", str(error))
+        self.assertEqual(intake.of_strangers, 0)
+        again = self.reserve(intake, file("film", 30_000))
+        self.successResultOf(intake.settle(again, 0))
+        self.reserve(intake, file("film", 10), sender=STRANGER)
+
+    def test_strangers_do_not_take_over_a_file_before_it_is_measured(self) -> None:
+        intake = self.intake(200_000)
+        self.reserve(intake, file("film", 30_000)).is_over = True
+        self.assertRaises(OfferRefused, self.reserve, intake, file("film", 10), sender=STRANGER)
+
+    def test_a_stranger_does_not_end_the_interrupted_copy_of_a_known_peer(self) -> None:
+        """The stream of the known peer can still be resumed."""
+        intake = self.intake(200_000)
+        busy: dict[Path, CopyPeer] = {}
+        item = {"name": "film", "kind": FILE, "size": 60_000, "files": 1, "directories": 0}
+        peers, transports = [], []
+        for key in (KNOWN, STRANGER):
+            peers.append(CopyPeer(self.clock, self.root, writable=True, intake=intake, busy=busy))
+            transports.append(StringTransport(peerAddress=DmsgAddress(key, 1)))
+            peers[-1].makeConnection(transports[-1])
+            peers[-1].dataReceived(encode(op="put-tree", path=""))
+            peers[-1].dataReceived(encode(offer="files", things=[item], size=60_000, files=1))
+            transports[0].away_since = self.clock.seconds()  # type: ignore[attr-defined]
+            self.clock.advance(LEFT_AFTER + 1)
+        self.failureResultOf(peers[1].done, OfferRefused)
+        self.assertIn(b"a known peer has sent it", transports[1].value())
+        self.assertNoResult(peers[0].done)
+        self.assertFalse(transports[0].disconnecting or transports[0].disconnected)
+        peers[0].done.addErrback(lambda _: None)
+        peers[0].connectionLost()
 
 
 class SweepTests(IntakeCase):

@@ -128,7 +128,7 @@ def cp(
 
             offers = f"files of {directory.absolute()}" + (", and accepts files" if writable else "")
             listening = await listening_at(
-                client, CopyFactory(make, access, intake), port, access=access, offers=offers
+                client, CopyFactory(make, access, intake, reactor.seconds), port, access=access, offers=offers
             )
             at = str(client.public_key)
             tell(

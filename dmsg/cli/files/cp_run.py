@@ -19,10 +19,12 @@ from dmsg.apps.codes.receiver_proof import CLOSE_TIMEOUT
 from dmsg.apps.copies import Copy, CopyBusy, CopyCut, Get, Put, Started
 from dmsg.apps.copy_listener import CopyPeer
 from dmsg.apps.exposure import has_dot
-from dmsg.apps.intake import IntakeFull
+from dmsg.apps.intake import OfferRefused
 from dmsg.apps.paths import regular_size
 from dmsg.apps.sources import changed_text
 from dmsg.apps.transfer import TransferError
+from dmsg.base.log_throttle import LogThrottle
+from dmsg.base.printable import shorten
 from dmsg.base.timeouts import CONNECT_TIMEOUT
 from dmsg.base.units import human_size
 from dmsg.cli.files.send_by_key import resumed_text, say_left_out
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from dmsg.apps.intake import Intake
     from dmsg.apps.parcels.walk import WalkResult
     from dmsg.apps.transfer import TransferResult
+    from dmsg.cli.access import Access
     from dmsg.net.reactor import Reactor
     from dmsg.net.streams.stream import StreamTransport
     from dmsg.v2019.client import Client
@@ -55,16 +58,24 @@ RETRY_DELAY = 1.0
 
 class CopyFactory(Factory):
     """Factory of the protocols of ``dmsg cp --listen``. Each one sends or receives what its peer asks for. The factory
-    refuses peers that are not allowed, and prints the result of each copy."""
+    refuses peers that are not allowed, and prints the result of each copy.
+
+    :param now: function that returns the seconds of a monotonic clock.
+    """
 
     noisy = False
 
     def __init__(
-        self, make: Callable[[], CopyPeer], is_allowed: Callable[[IAddress], bool], intake: Intake | None = None
+        self,
+        make: Callable[[], CopyPeer],
+        access: Access,
+        intake: Intake | None,
+        now: Callable[[], float],
     ) -> None:
         self._make = make
         self._intake = intake
-        self.admits = self._allowed = is_allowed
+        self.admits = self._allowed = access
+        self._lines = LogThrottle(now)
         self._last_error = ""
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
@@ -76,15 +87,17 @@ class CopyFactory(Factory):
         peer_digits = str(addr).removeprefix("dmsg:")[:8]
 
         def ended(result: TransferResult | Failure) -> None:
-            if isinstance(result, Failure) and isinstance(result.value, IntakeFull) and self._intake is not None:
+            if isinstance(result, Failure) and isinstance(result.value, OfferRefused) and self._intake is not None:
                 if (line := self._intake.refusal_line(result.value, whom)) is not None:
                     say(line, err=True)
             elif isinstance(result, Failure):
-                error = f"{whom}: {result.value}"
-                if error != self._last_error:
-                    # A peer that waits for another transfer tries again each second, so the same error is printed only
-                    # once.
-                    say(error, err=True)
+                error = f"{whom}: {shorten(str(result.value))}"
+                # A peer that waits for another transfer tries again each second, so the same error is printed only
+                # once.  A stranger could make each error another one.
+                is_known = isinstance(addr, DmsgAddress) and self._allowed.is_known(addr.public_key)
+                more = None if error == self._last_error else "" if is_known else self._lines.suffix()
+                if more is not None:
+                    say(error + more, err=True)
                 self._last_error = error
             else:
                 self._last_error = ""

@@ -10,15 +10,16 @@ from twisted.internet.defer import Deferred, maybeDeferred
 from twisted.internet.protocol import Factory
 from twisted.python.failure import Failure
 
-from dmsg.apps.intake import IntakeFull
+from dmsg.apps.intake import OfferRefused
 from dmsg.apps.parcels.destination import Destination
 from dmsg.apps.parcels.receiver import ParcelReceiver, ReceivedParcel
 from dmsg.apps.transfer import TransferError
-from dmsg.base.printable import printable
+from dmsg.base.log_throttle import LogThrottle
+from dmsg.base.printable import printable, shorten
 from dmsg.base.units import human_size
 from dmsg.cli.client_run import listening_at
 from dmsg.cli.files.send_by_key import list_names, print_beside_bars, report, say_changed, transfer_progress
-from dmsg.cli.output import say, tell
+from dmsg.cli.output import columns, indent_text, say, tell
 from dmsg.clients.address_book import AddressBook
 from dmsg.keys import PubKey
 from dmsg.net.streams.address import DmsgAddress
@@ -70,7 +71,8 @@ async def receive_at_key(
             reactor.callLater(LAST_MESSAGE_DELAY, finish, failure)
 
     with transfer_progress() as progress:
-        factory = _Inbox(progress, access, directory, overwrite, hidden, max_size, intake, ended)
+        lines = LogThrottle(reactor.seconds)
+        factory = _Inbox(progress, access, directory, overwrite, hidden, max_size, intake, lines, ended)
         if intake is not None:
             intake.start()
         offers = f"receives files into {directory.absolute()}"
@@ -102,6 +104,7 @@ class _Inbox(Factory):
         hidden: bool,
         max_size: int | None,
         intake: Intake | None,
+        lines: LogThrottle,
         on_ended: Callable[[Failure | None], None],
     ) -> None:
         self._progress = progress
@@ -111,13 +114,15 @@ class _Inbox(Factory):
         self._hidden = hidden
         self._max_size = max_size
         self._intake = intake
+        self._lines = lines
         self._on_ended = on_ended
 
     def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
         if addr is None or not self._access(addr):
             return None
         assert isinstance(addr, DmsgAddress)
-        one = _IncomingTransfer(self._progress, addr.public_key, self._directory, self._max_size, self._intake)
+        lines = None if self._access.is_known(addr.public_key) else self._lines
+        one = _IncomingTransfer(self._progress, addr.public_key, self._directory, self._max_size, self._intake, lines)
         incoming = ParcelReceiver(
             Destination(self._directory, overwrite=self._overwrite, hidden=self._hidden),
             one.asked,
@@ -129,11 +134,21 @@ class _Inbox(Factory):
 
 
 class _IncomingTransfer:
-    """Progress bar and messages of one transfer from a peer."""
+    """Progress bar and messages of one transfer from a peer.
+
+    :param lines: throttle of the messages about failed transfers of strangers; None if the peer is known.
+    """
 
     def __init__(
-        self, progress: Progress, sender: PubKey, directory: Path, max_size: int | None, intake: Intake | None
+        self,
+        progress: Progress,
+        sender: PubKey,
+        directory: Path,
+        max_size: int | None,
+        intake: Intake | None,
+        lines: LogThrottle | None,
     ) -> None:
+        self._lines = lines
         self._progress = progress
         self._sender = sender
         self._name = AddressBook().name_or_key(sender)
@@ -141,7 +156,7 @@ class _IncomingTransfer:
         self._max_size = max_size
         self._intake = intake
         self._reservation: Reservation | None = None
-        self._refusal: IntakeFull | None = None
+        self._refusal: OfferRefused | None = None
         self._bar: TaskID | None = None
 
     def started(self, name: str, size: int) -> Callable[[int], None]:
@@ -163,13 +178,16 @@ class _IncomingTransfer:
             return "a pipe can only be received by a code, or with dmsg nc -l"
         if self._max_size is not None and offer.size > self._max_size:
             return f"{human_size(offer.size)} is too much, the limit is {human_size(self._max_size)}"
-        if offer.kind == "files":
-            if self._intake is not None:
-                try:
+        if self._intake is not None:
+            try:
+                if offer.kind == "files":
                     self._reservation = self._intake.reserve(self._directory.resolve(), offer.things, self._sender)
-                except IntakeFull as error:
-                    self._refusal = error
-                    return str(error)
+                else:
+                    self._intake.add_text(offer.text, self._sender)
+            except OfferRefused as error:
+                self._refusal = error
+                return str(error)
+        if offer.kind == "files":
             self.started(list_names([name for name, *_ in offer.things]), offer.size)
         return None
 
@@ -186,8 +204,11 @@ class _IncomingTransfer:
                 print_beside_bars(self._progress, lambda: say(f"dmsg: {line}", err=True))
             return Failure(self._refusal)
         if isinstance(result, Failure):
-            text = f"dmsg: the transfer from {self._name} failed: {result.value}"
-            print_beside_bars(self._progress, lambda: say(text, err=True))
+            more = "" if self._lines is None else self._lines.suffix()
+            if more is not None:
+                # A name that the peer has chosen must not begin a line of its own.
+                text = f"dmsg: the transfer from {self._name} failed: {shorten(str(result.value))}{more}"
+                print_beside_bars(self._progress, lambda: say(text, err=True))
             return result if result.check(TransferError) else Failure(TransferError(str(result.value)))
         print_beside_bars(self._progress, lambda: self._report(result))
         return None
@@ -198,7 +219,8 @@ class _IncomingTransfer:
             say_changed(result.changed)
             return
         if result.offer.kind == "text":
-            tell(f"{self._name}: {result.offer.text}", text=result.offer.text, peer=str(self._sender))
+            shown = indent_text(f"{self._name}: {result.offer.text}", columns())
+            tell(shown, text=result.offer.text, peer=str(self._sender))
             return
         names = [str(path) for path in result.paths]
         text = f"received {list_names(names)} from {self._name}: "

@@ -25,7 +25,7 @@ from twisted.web.resource import IResource
 
 from dmsg.apps.exposure import check_source
 from dmsg.base.log_throttle import LogThrottle
-from dmsg.base.printable import printable, without_userinfo
+from dmsg.base.printable import MAX_PEER_TEXT, printable, shorten, without_userinfo
 from dmsg.base.units import human_size
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.files.urls import http_url
@@ -74,8 +74,11 @@ class FileSite(BoundedSite):
 
         peer = request.getClientAddress()
         who = peer.public_key.short if isinstance(peer, DmsgAddress) else "?"
-        asked = f"{request.method.decode('ascii', 'replace')} {request.uri.decode('ascii', 'replace')}"
-        say(f"{who} {printable(asked)} {request.code}")
+        # With long texts, a stranger could fill the disk if the output is a file.
+        method, uri = (
+            printable(shorten(text.decode("ascii", "replace"), MAX_PEER_TEXT)) for text in (request.method, request.uri)
+        )
+        say(f"{who} {method} {uri} {request.code}")
 
 
 class BinaryBody(DmsgError):

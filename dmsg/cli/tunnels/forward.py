@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from dmsg.base.log_throttle import LogThrottle
 from dmsg.cli.access import Access, AllowOption, allow_option, describe_reach
 from dmsg.cli.client_settings import ClientSettings
 from dmsg.cli.options import command
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
     from dmsg.v2019.client import Client
 
 
-def warn(failure: Failure, target: str = "") -> None:
+def warn(failure: Failure, target: str = "", lines: LogThrottle | None = None) -> None:
     """Print one line about a connection that has failed.  The command continues to accept connections.
 
     :param target: destination of the connection, if the error does not name it.
+    :param lines: throttle of these lines, if strangers can cause them; None to print each.
     """
-    say(f"dmsg: {f'cannot connect to {target}: ' if target else ''}{describe(failure.value)}", err=True)
+    text = describe(failure.value)
+    more = "" if lines is None else lines.suffix(text)
+    if more is not None:
+        say(f"dmsg: {f'cannot connect to {target}: ' if target else ''}{text}{more}", err=True)
 
 
 @command()
@@ -101,9 +106,12 @@ def expose(
         async def use(client: Client) -> None:
             endpoint = host_endpoint(reactor, host, tcp_port, timeout)
             target = f"{host}:{tcp_port}"
+            lines = LogThrottle(reactor.seconds)
             listening = await listening_at(
                 client,
-                SpliceFactory(endpoint.connect, is_allowed=access, on_failed=lambda failure: warn(failure, target)),
+                SpliceFactory(
+                    endpoint.connect, is_allowed=access, on_failed=lambda failure: warn(failure, target, lines)
+                ),
                 tcp_port if port is None else port,
                 access=access,
                 offers=f"{host}:{tcp_port}",
