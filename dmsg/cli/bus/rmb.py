@@ -184,7 +184,7 @@ def serve(
 
     from twisted.internet.defer import Deferred
 
-    from dmsg.cli.bus.rmb_run import client_for, handler_for, online
+    from dmsg.cli.bus.rmb_run import ProgramTurns, client_for, handler_for, online
     from dmsg.cli.client_run import run
     from dmsg.rmb.peer.local_json import may_be_called
 
@@ -198,8 +198,9 @@ def serve(
         client = client_for(
             reactor, registry, relay, key_file, session=session, encryption=not no_encryption, update=not no_update
         )
+        turns = ProgramTurns(reactor.seconds)
         for command, program in commands:
-            client.serve(command, handler_for(reactor, program, frozenset(allow)))
+            client.serve(command, handler_for(reactor, program, turns, frozenset(allow)))
         async with online(client, 30.0):
             assert client.twin is not None
             names = [command for command, _ in commands]

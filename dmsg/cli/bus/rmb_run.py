@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twisted.internet.defer import Deferred, fail
+from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.error import ProcessDone, ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 
@@ -28,6 +30,12 @@ MAX_PAYLOAD = 8 * 1024 * 1024
 """Maximum bytes of a payload, and of an answer."""
 SERVE_TIMEOUT = 300.0
 """Seconds that a shell command may take to answer a call."""
+MAX_PROGRAMS, MAX_PROGRAMS_OF_TWIN = 64, 16
+"""Maximum number of shell commands that run at the same time: for all twins, and for one twin.  Further calls wait, and
+the twins take turns.  Otherwise a stranger could use up the processes and the memory of this machine.
+"""
+MAX_WAITING_OF_TWIN = 200
+"""Maximum number of calls of one twin that wait for a shell command; further ones are refused."""
 
 
 def client_for(
@@ -101,12 +109,14 @@ def line_of(number: int, answer: Reply | Exception) -> dict[str, object]:
 class _Program(ProcessProtocol):
     """Process protocol of a shell command that answers a call: writes the payload to it, and collects its output.
 
+    :param on_exited: callback invoked when the process has ended, and all its children that could write output.
     :ivar ended: Deferred that fires with the output, or fails if the command fails.
     """
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, on_exited: Callable[[], None]) -> None:
 
         self._data = data
+        self._on_exited = on_exited
         self._out: list[bytes] = []
         self._errors = b""
         self._size = 0
@@ -135,7 +145,7 @@ class _Program(ProcessProtocol):
             self.ended.errback(HandlerError(text))
 
     def processEnded(self, reason: Failure) -> None:
-
+        self._on_exited()
         if reason.check(ProcessDone):
             if not self.ended.called:
                 self.ended.callback(b"".join(self._out))
@@ -151,13 +161,74 @@ class _Program(ProcessProtocol):
             self.transport.signalProcess("KILL")
 
 
+class ProgramTurns:
+    """Queue of the calls whose shell commands have to wait, because as many as permitted run.  Twins take turns.
+
+    :param seconds: function that returns the seconds of a monotonic clock.
+    """
+
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._running: Counter[int] = Counter()
+        self._waiting: OrderedDict[int, deque[tuple[float, Deferred[None]]]] = OrderedDict()
+        self._is_starting = False
+
+    def acquire(self, twin: int, left: float) -> Deferred[None]:
+        """Return a Deferred that fires when a shell command may run for a twin.  The caller then calls :meth:`release`
+        when the command has ended.
+
+        :param left: seconds after which the twin does not wait any more.  The Deferred then fails.
+        """
+        from dmsg.rmb.session.handlers import HandlerError
+
+        if self._running.total() < MAX_PROGRAMS and self._running[twin] < MAX_PROGRAMS_OF_TWIN:
+            self._running[twin] += 1
+            return succeed(None)
+        if len(self._waiting.get(twin, ())) >= MAX_WAITING_OF_TWIN:
+            return fail(HandlerError("too many calls of this twin are waiting here"))
+        turn: Deferred[None] = Deferred()
+        self._waiting.setdefault(twin, deque()).append((self._seconds() + left, turn))
+        return turn
+
+    def release(self, twin: int) -> None:
+        """Record that a shell command of a twin has ended, and let waiting calls proceed."""
+        self._running[twin] -= 1
+        if not self._running[twin]:
+            del self._running[twin]
+        # If a command cannot be started, its place is released inside this loop, which then gives it to the next call.
+        if not self._is_starting:
+            self._is_starting = True
+            try:
+                self._start_waiting()
+            finally:
+                self._is_starting = False
+
+    def _start_waiting(self) -> None:
+        from dmsg.rmb.session.handlers import HandlerError
+
+        while self._running.total() < MAX_PROGRAMS:
+            found = next((one for one in self._waiting if self._running[one] < MAX_PROGRAMS_OF_TWIN), None)
+            if found is None:
+                return
+            until, turn = self._waiting[found].popleft()
+            self._waiting.move_to_end(found)
+            if not self._waiting[found]:
+                del self._waiting[found]
+            if until <= self._seconds():
+                turn.errback(HandlerError("the call expired while it waited for others"))
+            else:
+                self._running[found] += 1
+                turn.callback(None)
+
+
 def handler_for(
-    reactor: Reactor, shell: str, allow: frozenset[int] = frozenset()
+    reactor: Reactor, shell: str, turns: ProgramTurns, allow: frozenset[int] = frozenset()
 ) -> Callable[[Request], Deferred[bytes]]:
     """Return a handler of calls that runs a shell command for each call.  The command reads the payload from standard
     input, and its output is the answer.
 
     :param shell: shell command.
+    :param turns: queue that limits the number of shell commands; the handlers of all commands share it.
     :param allow: numbers of the twins whose calls are answered; empty for all twins.
     """
 
@@ -170,9 +241,18 @@ def handler_for(
         told = {"SOURCE": str(request.source), "COMMAND": request.command, "SCHEMA": request.schema or ""}
         environment = {name: value for name, value in os.environ.items() if name != SECRET}
         environment.update({f"RMB_{name}": value.replace("\0", "") for name, value in told.items()})
-        program = _Program(request.payload)
-        reactor.spawnProcess(program, "/bin/sh", ["/bin/sh", "-c", shell], env=environment)
-        program.ended.addTimeout(SERVE_TIMEOUT, reactor, no_answer)
-        return program.ended
+        twin = request.source.twin
+
+        def run(_: None) -> Deferred[bytes]:
+            program = _Program(request.payload, partial(turns.release, twin))
+            try:
+                reactor.spawnProcess(program, "/bin/sh", ["/bin/sh", "-c", shell], env=environment)
+            except OSError as error:
+                turns.release(twin)
+                raise HandlerError(f"the program cannot be started: {error.strerror}") from None
+            program.ended.addTimeout(SERVE_TIMEOUT, reactor, no_answer)
+            return program.ended
+
+        return turns.acquire(twin, request.left).addCallback(run)
 
     return handle
