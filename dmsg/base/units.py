@@ -17,6 +17,14 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1000:.2f} ms"
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a count with its noun, for example as ``1 file`` or ``1,200 files``.
+
+    :param noun: singular of a noun whose plural ends in ``s``.
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def human_count(number: float) -> str:
     """Format a count, for example as ``950``, ``12.3 k`` or ``4.5 M``. A number below 100 that is not whole gets one
     decimal place."""

@@ -795,9 +795,14 @@ class MeasureTests(ToolCase):
         await self.network()
         serving = self.tool("iperf", "--serve", "-k", "alice.key", "--create")
         await self.said(serving, "measured at")
-        for options in (("-t", "0.3"), ("-t", "0.3", "-R"), ("-t", "0.3", "-P", "2")):
+        for streams, options in (
+            ("1 stream", ("-t", "0.3")),
+            ("1 stream", ("-t", "0.3", "-R")),
+            ("2 streams", ("-t", "0.3", "-P", "2")),
+        ):
             status, out, err = await self.run_command("iperf", "alice", *options, **self.environment)
             self.assertEqual(status, 0, err)
+            self.assertIn(f", {streams}, round trip ", out)
             self.assertRegex(out.splitlines()[-1], r"^[\d.]+ [kMG]?B in [\d.]+ s, [\d.]+ [kMG]?B/s$")
 
     @asynchronous

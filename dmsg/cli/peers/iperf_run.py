@@ -15,7 +15,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer
 
 from dmsg.apps.transfer import lost_text
-from dmsg.base.units import human_size, milliseconds
+from dmsg.base.units import counted, human_size, milliseconds
 from dmsg.cli.output import tell
 from dmsg.errors import DmsgError
 from dmsg.keys import PubKey
@@ -206,8 +206,8 @@ class _Measurement:
         await first.send(b"")
         took = time.perf_counter() - before
         tell(
-            f"connected to {address.text} through {cast(PubKey, first.server).short}..., {parallel} streams, "
-            f"round trip {milliseconds(took)}",
+            f"connected to {address.text} through {cast(PubKey, first.server).short}..., "
+            f"{counted(parallel, 'stream')}, round trip {milliseconds(took)}",
             connected=str(address),
             server=str(first.server),
             streams=parallel,

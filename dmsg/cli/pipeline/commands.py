@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dmsg.base.memory import usable_memory
+from dmsg.base.units import counted
 from dmsg.cli import output
 from dmsg.cli.options import WRITTEN_DIRECTORY, WRITTEN_FILE, group
 from dmsg.cli.params import Seconds
@@ -192,7 +193,10 @@ def _say_left(left: Left) -> None:
 def _outcome_text(outcome: RunOutcome) -> str:
     if not outcome.events and not outcome.quarantined and not outcome.torn_files:
         return f"run {outcome.state.run}: nothing is new"
-    parts = [f"run {outcome.state.run}: {outcome.events:,} events", f"{len(outcome.days)} days written"]
+    parts = [
+        f"run {outcome.state.run}: {counted(outcome.events, 'event')}",
+        f"{counted(len(outcome.days), 'day')} written",
+    ]
     for count, text in (
         (outcome.duplicates, "events came twice"),
         (outcome.quarantined, "lines in quarantine"),

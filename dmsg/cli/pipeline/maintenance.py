@@ -7,6 +7,7 @@ from datetime import datetime
 
 import click
 
+from dmsg.base.units import counted
 from dmsg.cli import output
 from dmsg.cli.options import command
 from dmsg.cli.pipeline.common import ARCHIVES, needs_spark, needs_tables, tables_option
@@ -45,7 +46,7 @@ def optimize(out: str) -> None:
     with store.claim() as claim:
         removed = store.make_room(state, claim, SMALL_FILES, left_behind=LEFT_BEHIND_HOURS)
         store.finish(claim, replace(state, run=claim.number, at=claim.at))
-    output.tell(f"{removed:,} files removed", removed=removed)
+    output.tell(f"{counted(removed, 'file')} removed", removed=removed)
 
 
 @command()
@@ -75,4 +76,4 @@ def forget(out: str, before: datetime) -> None:
         with store.claim() as claim:
             store.forget(claim, day)
     left = len(state.days) - len(gone)
-    output.tell(f"{len(gone)} days forgotten, {left} are left", forgotten=len(gone), left=left)
+    output.tell(f"{counted(len(gone), 'day')} forgotten, {counted(left, 'day')} left", forgotten=len(gone), left=left)

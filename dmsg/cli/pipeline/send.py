@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dmsg.base.units import human_size
+from dmsg.base.units import counted, human_size
 from dmsg.cli.options import WrittenPath, command
 from dmsg.cli.output import notice, tell
 from dmsg.cli.params import AddressType, discovery_option, split_urls
@@ -44,13 +44,15 @@ def send(spool: Path, collector: DmsgAddress, discovery: tuple[str, ...]) -> Non
         sent = await sender.send_once()
         if sent.delivered:
             tell(
-                f"{sent.delivered} files, {human_size(sent.delivered_bytes)}",
+                f"{counted(sent.delivered, 'file')}, {human_size(sent.delivered_bytes)}",
                 files=sent.delivered,
                 bytes=sent.delivered_bytes,
             )
         elif not sent.refused:
             tell("there is nothing to be sent", files=0, bytes=0)
         if sent.refused:
-            raise DmsgError(f"the collector refused {sent.refused} files, for the reasons above; they stay in {spool}")
+            raise DmsgError(
+                f"files that the collector refused for the reasons above: {sent.refused}; they stay in {spool}"
+            )
 
     run(main)
