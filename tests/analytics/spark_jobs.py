@@ -400,7 +400,7 @@ class RoomTests(LakeCase):
 
     def test_forget_and_optimize(self) -> None:
         self.assertEqual(self.days("server_hour"), {str(DAY), str(NEXT)})
-        self.assertEqual(self.command("forget", "--before", str(NEXT)), "1 days forgotten, 1 are left\n")
+        self.assertEqual(self.command("forget", "--before", str(NEXT)), "1 day forgotten, 1 day left\n")
         for layer, name in (("gold", "server_hour"), ("silver", "heartbeats"), ("silver", "numbers")):
             self.assertEqual(self.days(name, layer), {str(NEXT)}, name)
         for name in ("uptime_day", "quality_day", "public_day"):
