@@ -66,7 +66,7 @@ demo-rmb: $(VENV)/.rmb
 demo-pipeline: $(VENV)/.spark
 	$(BIN)/dmsg analytics demo
 
-# All packages but that of the pipeline: its tests with Spark share one process, since each worker would start a Java
+# All packages but that of the pipeline: its tests with Spark share two processes, since each worker would start a Java
 # of its own.
 CORE_TESTS = $(patsubst tests/%/__init__.py,tests.%,$(filter-out tests/analytics/%,$(wildcard tests/*/__init__.py))) \
 	$(patsubst tests/%.py,tests.%,$(wildcard tests/test_*.py))
@@ -82,6 +82,7 @@ test test-core test-pipeline: export PYTHONDONTWRITEBYTECODE =
 
 # The tests of the pipeline: those with Java, and beside them those without.
 PIPELINE_TESTS = $(MEASURED) -m tests.run --temp-directory=_trial_temp_spark tests.analytics.test_spark \
+		-- $(MEASURED) -m tests.run --temp-directory=_trial_temp_spark_runs tests.analytics.test_spark_runs \
 		-- $(MEASURED) -m tests.run --temp-directory=_trial_temp_arrow tests.analytics.test_arrow tests.analytics.test_full_disk
 
 test: $(VENV)/.spark
@@ -90,7 +91,7 @@ test: $(VENV)/.spark
 		-- $(MEASURED) -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
 	$(if $(COVERAGE),$(BIN)/python -m coverage combine --quiet)
 	$(if $(COVERAGE),$(BIN)/python -m coverage report --fail-under=$(COVERAGE))
-	@$(BIN)/python -m tests.run --summary _trial_temp _trial_temp_arrow _trial_temp_spark
+	@$(BIN)/python -m tests.run --summary _trial_temp _trial_temp_arrow _trial_temp_spark _trial_temp_spark_runs
 
 test-core: $(VENV)/.test
 	$(BIN)/python -m tests.run -j$(JOBS) --temp-directory=_trial_temp $(CORE_TESTS)
@@ -98,7 +99,7 @@ test-core: $(VENV)/.test
 
 test-pipeline: $(VENV)/.spark
 	$(BIN)/python -m tests.alongside $(PIPELINE_TESTS)
-	@$(BIN)/python -m tests.run --summary _trial_temp_arrow _trial_temp_spark
+	@$(BIN)/python -m tests.run --summary _trial_temp_arrow _trial_temp_spark _trial_temp_spark_runs
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ SCENARIOS = {
     ),
     "agent": "socket",
     "aio": "server",
-    "analytics": "arrow spark",
+    "analytics": "arrow spark spark_runs",
     "blocking": "waiting_streams",
     "cli": "commands interrupted json offered process_behaviour start tools untrusted_names",
     "cli/files": "full_disk planted stranger_lines",

@@ -1,4 +1,4 @@
-"""Suites of the tests of the pipeline. trial finds them in ``test_arrow`` and ``test_spark``."""
+"""Suites of the tests of the pipeline. trial finds them in ``test_arrow``, ``test_spark`` and ``test_spark_runs``."""
 
 from __future__ import annotations
 
