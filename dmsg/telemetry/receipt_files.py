@@ -216,16 +216,24 @@ def write_checked(checked: CheckedFile) -> CheckedCounts | UnreadFile:
     def write(source: IO[bytes], digest: str) -> CheckedCounts | UnreadFile:
         if digest != checked.source.digest:
             return UnreadFile(checked.source.path, Reason.GONE)
-        with gzip.open(checked.fresh, "wb", 3) as file:
-            for line in lines_of(source, FILE_LIMIT):
-                written, believed, reason = check_line(
-                    line, checked.names.__getitem__, lambda transport, signer: bool(next(new)), parse
-                )
-                file.write(written)
-                if believed is not None:
-                    counts.believed += believed
-                    counts.reasons.update([] if believed else [reason])
+        try:
+            with gzip.open(checked.fresh, "wb", 3) as file:
+                write_lines(source, file)
+        except BaseException:
+            # On a full disk, the part that was written would take further room.
+            Path(checked.fresh).unlink(missing_ok=True)
+            raise
         return counts
+
+    def write_lines(source: IO[bytes], file: gzip.GzipFile) -> None:
+        for line in lines_of(source, FILE_LIMIT):
+            written, believed, reason = check_line(
+                line, checked.names.__getitem__, lambda transport, signer: bool(next(new)), parse
+            )
+            file.write(written)
+            if believed is not None:
+                counts.believed += believed
+                counts.reasons.update([] if believed else [reason])
 
     return _with_file(checked.source.path, write)
 

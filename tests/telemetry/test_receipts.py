@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import os
@@ -230,6 +231,20 @@ class VerifyTests(SynchronousTestCase):
         (spool / "receipts-c.jsonl.gz").write_bytes(gzip.compress(gzip.decompress(content) + b"more\n"))
         found = verify_spool(spool, target, NAMES)
         self.assertEqual((found.files, found.believed, found.refused), (2, 1, 0))
+
+    def test_a_file_that_cannot_be_written_leaves_nothing(self) -> None:
+        """The next run accepts its receipts as if there had been no first attempt."""
+        spool, target = self.spool_of("a"), Path(self.mktemp())
+
+        def fail(*_: object) -> None:
+            self.assertTrue(list(target.glob(".*.part")))
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        written = self.patch(receipt_files, "check_line", fail)
+        self.assertRaises(OSError, verify_spool, spool, target, NAMES)
+        self.assertEqual(list(target.glob("*.part")) + list(target.glob(".*.part")), [])
+        written.restore()
+        self.assertEqual(verify_spool(spool, target, NAMES).believed, 1)
 
     def test_workers_that_do_not_see_the_files(self) -> None:
         """What workers on another machine cannot read or write, this process reads and writes."""
