@@ -1,4 +1,4 @@
-"""Names of the ciphers on which two programs can agree, and the values of the option ``--cipher``."""
+"""Ciphers on which two programs can agree: their names, the size of their tags, and the values of ``--cipher``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ class Cipher(Enum):
     AES_256_GCM = "aes-256-gcm"
 
 
+TAG_SIZE = 16
+"""Number of bytes of the authentication tag with which each of the ciphers extends a message."""
 AUTO = "auto"
 """Value of ``--cipher`` that prefers the cipher that is faster on this machine."""
 CIPHER_SETTINGS = (AUTO, *(one.value for one in Cipher))

@@ -23,8 +23,6 @@ from dmsg.base.cipher_names import Cipher
 AEAD = ChaCha20Poly1305 | AESGCM
 """Cipher object of the package ``cryptography``, which encrypts and decrypts under one key."""
 
-TAG_SIZE = 16
-"""Number of bytes of the authentication tag with which both ciphers extend a message."""
 REKEY_AFTER = 1 << 20
 """Number of messages that AES-256-GCM encrypts under one key.
 

@@ -18,9 +18,9 @@ import struct
 
 from cryptography.exceptions import InvalidTag
 
-from dmsg.base.cipher_names import Cipher
+from dmsg.base.cipher_names import TAG_SIZE, Cipher
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
-from dmsg.noise.ciphers import AEAD, TAG_SIZE, begin_key, make_cipher, next_key, rekey_after
+from dmsg.noise.ciphers import AEAD, begin_key, make_cipher, next_key, rekey_after
 
 LENGTH_SIZE = 2
 SEQUENCE_SIZE = 4

@@ -13,8 +13,8 @@ import struct
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from dmsg.base.cipher_names import TAG_SIZE
 from dmsg.errors import DropReason, LocalProtocolError, RemoteProtocolError
-from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.noise.nonces import Nonces
 
 NONCE_SIZE = 8

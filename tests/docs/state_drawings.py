@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dmsg.base.cipher_names import TAG_SIZE
 from dmsg.clients import lifecycle
 from dmsg.keys import PUBKEY_SIZE
 from dmsg.messaging.core import state as messaging
 from dmsg.noise import handshake
-from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.v2019.core import state as v2019
 
 NOTHING = "(nothing)"

@@ -26,9 +26,9 @@ import struct
 from enum import Enum
 from typing import NamedTuple
 
+from dmsg.base.cipher_names import TAG_SIZE
 from dmsg.errors import DropReason, KeyFormatError, LocalProtocolError, RemoteProtocolError
 from dmsg.keys import PUBKEY_SIZE, PubKey
-from dmsg.noise.ciphers import TAG_SIZE
 
 OPEN_CHANNEL, CHANNEL_OPENED, CLOSE_CHANNEL, CHANNEL_CLOSED, SEND = range(5)
 HEADER_SIZE = 3

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TypedDict
 
-from dmsg.base.cipher_names import Cipher
+from dmsg.base.cipher_names import TAG_SIZE, Cipher
 from dmsg.errors import HandshakeError, fit_close_reason
 from dmsg.keys import PUBKEY_SIZE, PubKey, SecKey
-from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.noise.handshake import Handshake, HandshakeResult, Pattern
 
 PROTOCOL = b"dmsg secure transport 1"

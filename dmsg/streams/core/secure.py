@@ -20,9 +20,8 @@ import struct
 
 from cryptography.exceptions import InvalidTag
 
-from dmsg.base.cipher_names import Cipher
+from dmsg.base.cipher_names import TAG_SIZE, Cipher
 from dmsg.errors import CloseReason, fit_close_reason
-from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.noise.handshake import HandshakeResult
 from dmsg.streams.core.agreement import Hello
 from dmsg.streams.core.resumption import (

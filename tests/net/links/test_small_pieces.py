@@ -10,6 +10,7 @@ from twisted.internet.endpoints import TCP4ClientEndpoint, connectProtocol
 from twisted.internet.protocol import Protocol
 from twisted.trial.unittest import SynchronousTestCase
 
+from dmsg.base.cipher_names import TAG_SIZE
 from dmsg.errors import DropReason
 from dmsg.keys import SecKey
 from dmsg.messaging.core import wire as messaging_wire
@@ -19,7 +20,6 @@ from dmsg.net.links.receiver import COALESCE_TIME, FRAMES_A_READ
 from dmsg.net.links.small_pieces import BURST, MAX_COMPENSATED, RATE, SMALL_SIZE, SmallPieces
 from dmsg.net.turns import HoldReason
 from dmsg.net.websocket.frames import BEGINNING, BINARY, ENDING, MIDDLE, NO_MASK, PING, encode
-from dmsg.noise.ciphers import TAG_SIZE
 from dmsg.noise.records import OVERHEAD
 from dmsg.testing.raw_client import RawClient
 from dmsg.v2019.core.wire import ACCEPT, FWD, HEADER_SIZE, REQUEST, encode_frame
