@@ -23,7 +23,8 @@ VERSION = 1
 MAX_SIZE = 512 * 1024 * 1024
 """Maximum size of a statement in bytes."""
 _CONTEXT = b"dmsg statement 1\n"
-_KEY = {"server", "initiator", "responder", "operator"}
+_HEX_DIGITS = dict.fromkeys(("server", "initiator", "responder", "operator"), 66) | {"sha256": 64, "signature": 130}
+"""Number of hexadecimal digits, in lower case, of the texts that consist of them."""
 _FIELDS: dict[str, dict[str, type]] = {
     "statement": {"day": str, "first": str, "inputs": int, "pairs": int, "servers": int, "version": int},
     "input": {"sha256": str},
@@ -185,7 +186,7 @@ def _read_line(line: bytes, number: int) -> Line:
             value: Any = found[name]
             if type(value) is not kind or str(value).startswith("-"):
                 raise ValueError
-            if name in _KEY and not re.fullmatch("[0-9a-f]{66}", str(value)):
+            if name in _HEX_DIGITS and not re.fullmatch(f"[0-9a-f]{{{_HEX_DIGITS[name]}}}", str(value)):
                 raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise StatementError(f"{place} of the statement is malformed") from None

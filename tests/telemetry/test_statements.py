@@ -71,6 +71,14 @@ class StatementTests(SynchronousTestCase):
         data[place] ^= change
         self.assertRaises(StatementError, read_statement, bytes(data))
 
+    def test_a_signature_has_one_form(self) -> None:
+        """A file in which the case of a digit was changed is not what the operator wrote."""
+        *lines, last = FILE.splitlines(keepends=True)
+        signature = json.loads(last)["signature"]
+        changed = last.replace(signature.encode(), signature.upper().encode())
+        self.assertNotEqual(changed, last)
+        self.assertRaises(StatementError, read_statement, b"".join([*lines, changed]))
+
     @given(st.integers(0, len(FILE) - 1))
     def test_a_shorter_file_is_found(self, size: int) -> None:
         self.assertRaises(StatementError, read_statement, FILE[:size])
