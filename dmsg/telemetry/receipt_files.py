@@ -174,8 +174,11 @@ def _quarantine_line(line: bytes) -> bytes:
     return _NOT_READ + json.dumps(line[:MAX_COPIED_SIZE].decode(errors="replace")).encode() + b"\n"
 
 
-def verify_file(path: str) -> VerifiedFile | UnreadFile:
-    """Verify the signatures of a file."""
+def verify_file(target: Path, path: str) -> VerifiedFile | UnreadFile:
+    """Verify the signatures of a file. If a file with the same content was checked before, only its digest is returned.
+
+    :param target: directory of the checked files.
+    """
     signed, receipts, keys = bytearray(), array("q"), set[bytes]()
 
     def parse(data: bytes) -> Receipt:
@@ -189,7 +192,8 @@ def verify_file(path: str) -> VerifiedFile | UnreadFile:
         return True
 
     def verify(source: IO[bytes], digest: str) -> VerifiedFile:
-        for line in lines_of(source, FILE_LIMIT):
+        is_checked = checked_path(target, digest).exists()
+        for line in () if is_checked else lines_of(source, FILE_LIMIT):
             with suppress(*_UNREADABLE):
                 _, receipt, _ = _read_line(line, add, parse)
                 if receipt is not None:

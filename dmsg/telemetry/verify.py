@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -100,8 +101,9 @@ def verify_spool(
                 unknown.append(sealed)
         small = sum(one.size for one in unknown) < SMALL_BYTES
         with contextlib.nullcontext(THIS_PROCESS) if small else (workers or own_processes)() as chosen:
+            verifier = _Verifier(target, seen, names, chosen, found)
             for batch in _batches(unknown, WORKER_BYTES * chosen.count):
-                _Batch(target, seen, names, chosen, found).verify(batch)
+                verifier.verify(batch)
     return found
 
 
@@ -169,8 +171,8 @@ def _known_digest(path: str, receipts_seen: ReceiptsSeen) -> str | None:
         return None
 
 
-class _Batch:
-    """Verification of several files together."""
+class _Verifier:
+    """Verifier of batches of files, which adds its results to ``verification``."""
 
     def __init__(
         self, target: Path, seen: ReceiptsSeen, names: Pseudonyms, workers: Workers, verification: Verification
@@ -212,10 +214,11 @@ class _Batch:
         self._verification.left.setdefault(file.reason, set()).add(file.path)
 
     def _read(self, paths: list[str]) -> Iterator[VerifiedFile | UnreadFile]:
-        for found in self._workers.run(receipt_files.verify_file, paths):
+        verify_file = partial(receipt_files.verify_file, self._target)
+        for found in self._workers.run(verify_file, paths):
             one = found
             if isinstance(one, UnreadFile) and not self._workers.share_files:
-                one = receipt_files.verify_file(one.path)
+                one = verify_file(one.path)
             if isinstance(one, UnreadFile):
                 self._leave(one)
             yield one

@@ -152,6 +152,7 @@ class VerifyTests(SynchronousTestCase):
         self.assertEqual((again.files, again.believed), (0, 0))
         # The same file arrives twice.
         (spool / "receipts-copy.jsonl.gz").write_bytes((spool / "relay" / "receipts-aa-000001.jsonl.gz").read_bytes())
+        self.patch(receipt_files, "parse_receipt", lambda data: self.fail("a signature was verified again"))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 0)
         (path,) = target.glob("receipts-*.jsonl.gz")
         self.assertEqual(len(gzip.decompress(path.read_bytes()).splitlines()), 3)
@@ -197,7 +198,7 @@ class VerifyTests(SynchronousTestCase):
         path = spool / "receipts-a.jsonl.gz"
         path.write_bytes(gzip.compress(self.row(RECEIPT.sign(A))))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 1)
-        reads = self.patch(receipt_files, "verify_file", lambda path: self.fail(f"{path} was read"))
+        reads = self.patch(receipt_files, "verify_file", lambda target, path: self.fail(f"{path} was read"))
         self.assertEqual(verify_spool(spool, target, NAMES).files, 0)
         reads.restore()
         # A changed file counts as another file.
@@ -252,7 +253,7 @@ class VerifyTests(SynchronousTestCase):
         self.patch(verify, "SMALL_BYTES", 0)
 
         def run(function: Any, arguments: Any) -> Any:
-            if function is receipt_files.verify_file:
+            if function is not receipt_files.write_checked:
                 return [UnreadFile(path, Reason.GONE) for path in arguments]
             return [CheckedCounts(1) for _ in arguments]
 
