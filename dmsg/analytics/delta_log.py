@@ -290,7 +290,7 @@ class DeltaLog:
         filters: list[tuple[str, str, list[str]]] | None = None,
         transactions: list[Transaction] | None = None,
     ) -> None:
-        """Write files that are added and removed to the log, in one transaction.
+        """Record added and removed files in the log, in one transaction.
 
         :param filters: with ``overwrite``, the partitions whose other files are removed; none for the whole table.
         :param transactions: numbers that applications give to the transaction.

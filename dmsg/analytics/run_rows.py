@@ -83,8 +83,9 @@ class RunRows:
         return MemoryTables(self._lake, self._state, wider_days or days, partial_days, dropped)
 
     def memory_reader(self, days: Sequence[str] | None, wider_days: Sequence[str] = ()) -> Read:
-        """Return a function that reads the tables into memory, without Spark, with the rows that this run has written
-        so far. It raises :class:`~dmsg.analytics.memory_columns.NotInMemory` if there are too many rows.
+        """Return a function that reads tables into memory without Spark. The tables include the rows that this run has
+        written so far. If there are too many rows, the function raises
+        :class:`~dmsg.analytics.memory_columns.NotInMemory`.
 
         :param wider_days: the days, the day before each and the day after each; empty to read only the days themselves.
         """

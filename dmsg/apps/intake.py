@@ -173,7 +173,8 @@ class Intake:
         replaced = sum(_size_of_file(parent / name) for name, *_ in things)
         reservation = Reservation(cost, entries, parts, replaced, is_known)
         for part in parts:
-            # A transfer that is still running keeps the file, and this one is about to be refused.
+            # If another transfer is still writing the file, the file stays reserved for that transfer, because the new
+            # offer is about to be refused.
             if part not in self._held or self._held[part].is_over:
                 self._held[part] = reservation
         return reservation

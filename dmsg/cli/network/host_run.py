@@ -40,7 +40,7 @@ LISTED_WITHIN = 15.0
 """Seconds within which discovery is expected to list the server.  Discovery gives the server 8 s to answer its first
 check."""
 LISTED_POLL_INTERVAL = 0.05
-"""Seconds between two questions whether discovery lists the server."""
+"""Seconds between two requests for the list of servers, until the list contains the server."""
 IN_USE = os.strerror(errno.EADDRINUSE)
 KEY_FILE = "server.key"
 STORE = "discovery.sqlite"
